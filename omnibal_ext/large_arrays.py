@@ -34,16 +34,24 @@ def in_pieces(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
         release(*arrays)
 
 
+def is_mapped(array: NDArray[Any]) -> bool:
+    """Return whether an array is a mapped file, which keeps what is written; a copy of one in memory is not."""
+    return isinstance(array, np.memmap) and _map_of(array) is not None and array.mode != "c"
+
+
+def _map_of(array: NDArray[Any]) -> Any:
+    return getattr(array, "_mmap")  # noqa: B009, numpy has no public name for it
+
+
 def release(*arrays: NDArray[Any]) -> None:
     """Free the memory of arrays that are mapped files; it is read again where it is needed."""
-    for array in arrays:
-        if isinstance(array, np.memmap):
-            getattr(array, "_mmap").madvise(mmap.MADV_DONTNEED)  # noqa: B009, numpy has no public name for it
+    for array in filter(is_mapped, arrays):
+        _map_of(array).madvise(mmap.MADV_DONTNEED)
 
 
 def rows_of(array: NDArray[Any], numbers: Ints) -> NDArray[Any]:
     """Return the rows of these numbers, in memory; a mapped file is read once, in order."""
-    if not isinstance(array, np.memmap):
+    if not is_mapped(array):
         return array[numbers]
     order, found = np.argsort(numbers, kind="stable"), np.empty((len(numbers), *array.shape[1:]), array.dtype)
     for piece in pieces(len(array)):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import checksums_of, sha256_of
 from omnibal_ext.files.writing import replacing
-from omnibal_ext.large_arrays import PIECE, in_pieces, release, rows_of, scratch
+from omnibal_ext.large_arrays import PIECE, in_pieces, is_mapped, release, rows_of, scratch
 from omnibal_ext.modalities.modality import FURTHER_SIZES, LANGUAGE, MODALITIES, VISION
 from omnibal_ext.reading.arrays import array_names, map_array, read_arrays
 from omnibal_ext.reading.checks import anything, listing, mapping, record, shown, text
@@ -131,7 +131,7 @@ def sizes_files(paths: Sequence[str | Path]) -> list[Path]:
     """
     files: list[Path] = []
     for path in map(Path, paths):
-        if path.suffix != ".json" or not _is_object(path):
+        if path.suffix != ".json" or path.is_dir() or not _is_object(path):
             files.append(path)
             continue
         sets = read_json(path, CORPUS_SETS, REMEDY)
@@ -164,6 +164,11 @@ def load_columns(
         else:
             arrays = read_arrays(path, there, REMEDY)
         found = dict(zip(there, arrays, strict=True))
+        for name, array in found.items():
+            if array.ndim == 0:
+                raise UserError(
+                    f"{path}: {name} must be a list, a value for each sample, found {array.shape}; {REMEDY}"
+                )
         none = np.broadcast_to(np.int64(0), len(found[there[0]]))
         return [found.get(name, none) for name in names]
     rows = read_json(path, listing(anything, most=MOST_ROWS), REMEDY, MOST_JSON)
@@ -192,8 +197,10 @@ def sizes_hash(path: Path) -> str:
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    """Concatenate arrays; if one is on disk, there."""
-    if not any(isinstance(part, np.memmap) for part in parts):
+    """Concatenate arrays; if one is on disk, there; of absent columns, which take no memory, their zero."""
+    if len(parts) and not any(part.strides[0] for part in parts):
+        return np.broadcast_to(parts[0][:1].sum(), sum(map(len, parts)))
+    if not any(map(is_mapped, parts)):
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
     whole, first = scratch((sum(map(len, parts)),), np.result_type(*parts), None), 0
     for part in parts:
@@ -226,6 +233,12 @@ def _checked(columns: Mapping[str, NDArray[Any]], origin: str) -> list[NDArray[A
     return list(columns.values())
 
 
+def _signed(column: NDArray[Any]) -> NDArray[Any]:
+    """Return the same numbers, below 2**47, in a type that numpy joins with int64 to int64: uint64 gives floats."""
+    is_wide = column.dtype.kind == "u" and column.dtype.itemsize == 8
+    return column.view(column.dtype.str.replace("u", "i")) if is_wide else column
+
+
 def _load_one(path: Path, more: Sequence[str], on_disk: bool) -> Sizes:
     own = {} if path.suffix == ".npz" or path.is_dir() else JSON_NAMES
     names = [own.get(name, name) for name in ("tiles", "tokens", *more)]
@@ -240,6 +253,6 @@ def _load_one(path: Path, more: Sequence[str], on_disk: bool) -> Sizes:
     tiles, tokens, *further = columns
     if on_disk and path.is_dir() and len(tokens) > MAPPED:
         arrays = {name: np.asanyarray(column) for name, column in zip(("tiles", "tokens", *more), columns, strict=True)}
-        tiles, tokens, *mapped = _checked(arrays, str(path))
+        tiles, tokens, *mapped = map(_signed, _checked(arrays, str(path)))
         return Sizes(tiles, tokens, dict(zip(more, mapped, strict=True)))
     return Sizes.from_arrays(tiles, tokens, str(path), **dict(zip(more, further, strict=True)))

@@ -10,10 +10,12 @@ Exit code 0: packs are equal, 1: some differ. docs/prove.md explains the table.
 import argparse
 import inspect
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from omnibal_ext.errors import UserError, exit_on_user_error, run_tool
 from omnibal_ext.flags import Interval, ToolParser
 
 with exit_on_user_error():
-    from megatron.vlm.prove.isolation import CHECKS, Proof, prove
+    from megatron.vlm.prove.isolation import CHECKS, Proof, prove, tried
     from megatron.vlm.prove.models import ATTENTION, load
 
 TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,18 +46,24 @@ def main() -> None:
     sys.path.insert(0, "")  # the user's modules
     where, options = TRAINERS.get(arguments.trainer, (arguments.collator, {}))
     join = _named(where, f"pip install {arguments.trainer}" if arguments.trainer else "give MODULE:FUNCTION")
-    join = join(**options) if isinstance(join, type) else join
+    join = tried(partial(join, **options), f"{where} as it is") if isinstance(join, type) else join
+    if not callable(join):
+        raise UserError(f"{where}: is no function; give MODULE:FUNCTION")
     join = partial(join, config=model.config) if "config" in inspect.signature(join).parameters else join
-    samples = list(islice(_named(arguments.samples, "give MODULE:LIST"), size * arguments.packs))
+    named = _named(arguments.samples, "give MODULE:LIST")
+    samples = tried(lambda: list(islice(named, size * arguments.packs)), f"--samples {arguments.samples}")
     if not samples:
         raise UserError(f"--samples {arguments.samples}: is empty")
     proofs = [prove(model, samples[at : at + size], join, kernels) for at in range(0, len(samples), size)]
-    if nothing := [proof for proof in proofs if proof.not_run.keys() == set(kernels)]:
-        raise UserError(f"no kernel could be run: {next(iter(nothing[0].not_run.values()))}")
     differ = sum(bool(proof.findings) for proof in proofs)
+    nothing = [number for number, proof in enumerate(proofs) if set(kernels) <= proof.not_run.keys()]
+    if nothing and not differ:
+        why = next(iter(proofs[nothing[0]].not_run.values()))
+        raise UserError(f"pack {nothing[0]}: no kernel could be run: {why}")
     if arguments.json:
         found = [[{**one._asdict(), "kernels": under} for one, under in proof.findings.items()] for proof in proofs]
-        packs = [{**vars(proof), "findings": faults} for proof, faults in zip(proofs, found, strict=True)]
+        packs = [{**vars(proof), "findings": faults, "differences": _finite(proof.differences)}
+                 for proof, faults in zip(proofs, found, strict=True)]  # fmt: skip
         print_json({"equal": not differ, "packs": packs})
     else:
         _print(proofs, kernels)
@@ -67,8 +75,14 @@ def _named(name: str, remedy: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{name}: {error}; {remedy}") from error
+    except Exception as error:  # whatever a user's module raises
+        raise UserError(f"{name}: {type(error).__name__}: {error}; {remedy}") from error
+
+
+def _finite(differences: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    """The same with None for what is no number, which JSON does not have."""
+    return {kernel: {check: value if isfinite(value) else None for check, value in found.items()}
+            for kernel, found in differences.items()}  # fmt: skip
 
 
 def _print(proofs: Sequence[Proof], kernels: Sequence[str]) -> None:
@@ -77,7 +91,8 @@ def _print(proofs: Sequence[Proof], kernels: Sequence[str]) -> None:
     print_table(f"{len(proofs)} packs against their samples alone", titles, rows)
     lines = [f"pack {number}, {one.check}: {one.says} ({', '.join(under)})" for number, proof in enumerate(proofs)
              for one, under in proof.findings.items()]  # fmt: skip
-    skipped = dict.fromkeys(f"{name} was not run: {why}" for proof in proofs for name, why in proof.not_run.items())
+    whys = Counter(f"{name} was not run: {why}" for proof in proofs for name, why in proof.not_run.items())
+    skipped = [f"{why} ({count} of {len(proofs)} packs)" if count < len(proofs) else why for why, count in whys.items()]
     say_wrapped(*lines[:SHOWN], *[f"and {len(lines) - SHOWN} more: --json"] * (len(lines) > SHOWN), *skipped)
 
 

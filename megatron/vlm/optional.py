@@ -24,7 +24,7 @@ def installed(module: str) -> bool:
 def usable(module: str, function: str, *parameters: str) -> bool:
     """Return whether a module can be imported and has a function or class that takes these parameters by name.
 
-    If it cannot, its package is hidden from Megatron, which may not outlive the try. Functions of compiled modules do
+    What cannot be imported is hidden from Megatron, which may not outlive the try. Functions of compiled modules do
     not say what they take: being there is enough.
     """
     package = module.partition(".")[0]
@@ -34,14 +34,15 @@ def usable(module: str, function: str, *parameters: str) -> bool:
         found = getattr(importlib.import_module(module), function, None)
     except Exception as error:
         UNUSABLE[module] = " ".join(str(error).split())
-        sys.modules[package] = None  # type: ignore[assignment]
+        broken = module if sys.modules.get(package) else package  # a part of one, whose other kernels may be usable
+        sys.modules[broken] = None  # type: ignore[assignment]
         return False
     if found is None:
         UNUSABLE[module] = f"it has no {function}: another package of this name, or a part of one"
         return False
     try:
         missing = [name for name in parameters if name not in inspect.signature(found).parameters]
-    except ValueError:
+    except (ValueError, TypeError):
         missing = []
     if missing:
         UNUSABLE[module] = f"{function} does not take {', '.join(missing)}: another version is needed"

@@ -245,7 +245,7 @@ def _compared(model: Architecture) -> dict[str, Any]:
     """Fields by name, those of the towers as `vision.` and `language.`."""
     further = {one.modality.name: asdict(one) for one in model.further}
     values = asdict(model) | further | {"language": noted(model.language)}
-    if (values["language"]["rope_scaling"] or {}).get("kind") == "dynamic":
+    if (values["language"].get("rope_scaling") or {}).get("kind") == "dynamic":
         values["language"]["rope_scaling"] = None
     towers = {part: values.pop(part) for part in ("vision", "language")}
     del values["further"]

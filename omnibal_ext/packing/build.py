@@ -17,7 +17,7 @@ from omnibal_ext.files.locks import working_on
 from omnibal_ext.large_arrays import pieces
 from omnibal_ext.modalities.modality import FURTHER, LANGUAGE, VISION
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.costs import PackCosts, refuse_unpriced
+from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex, WidePackArrays, refuse_other, write_index
 from omnibal_ext.packing.index.summary import Summary, reject_names, summarise
 from omnibal_ext.packing.options import PackOptions
@@ -45,11 +45,12 @@ def build_index(
     3. Write the index, with a line for every sample left out.
 
     Args:
-        costs: seconds of packs; by default of a model with a large ViT and a large language model, not for patches.
+        costs: seconds of packs; by default of a model with a large ViT and a large language model, for which a
+            tile is no patch: give `PackCosts.of_model("qwen3-vl-8b")`, or of yours, where tiles are patches.
         packer: packs and orders an epoch, instead of `pack_epoch`.
 
     Raises:
-        UserError: no sample fits the budgets, patches have no `costs`, or `output_dir` holds something else.
+        UserError: no sample fits the budgets, or `output_dir` holds something else.
     """
     with working_on(Path(output_dir)), _clock() as spent:
         return _build_index(corpus, output_dir, options, built_from, costs, packer, spent)
@@ -79,8 +80,6 @@ def _build_index(
 ) -> tuple[PackedIndex, Summary]:
     corpus = Corpus.of(corpus) if isinstance(corpus, Sizes) else corpus
     corpus = replace(corpus, scratch=Path(output_dir).resolve().parent)
-    if costs is None and options.method == "balanced":
-        refuse_unpriced(corpus.sizes, options.all_budgets, 'give costs=PackCosts.of_model("qwen3-vl-8b"), or of yours')
     costs = costs or PackCosts.asked_for(None, None, None, options.all_budgets)
     costs = costs.for_corpus(corpus.sizes)
     options = options if options.epochs else replace(options, epochs=corpus.epochs_to_see_all())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_without_manifest
-from omnibal_ext.large_arrays import rows_of
+from omnibal_ext.large_arrays import is_mapped, rows_of
 from omnibal_ext.reading.checks import finite, integer, listing, mapping, record, text
 from omnibal_ext.reading.document import read_json, sealed_by
 from omnibal_ext.sizes import Sizes, column_names
@@ -125,8 +125,9 @@ class Corpus:
 
     def in_memory(self) -> "Corpus":
         """Return the corpus with no array on disk."""
-        on_disk = isinstance(self.sizes.tokens, np.memmap)
-        return replace(self, sizes=self.sizes.take(np.arange(len(self.sizes)))) if on_disk else self
+        if not is_mapped(self.sizes.tokens):
+            return self
+        return replace(self, sizes=self.sizes.take(np.arange(len(self.sizes))))
 
     @property
     def is_plain(self) -> bool:

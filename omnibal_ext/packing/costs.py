@@ -152,10 +152,11 @@ def are_patches(sizes: Sizes) -> bool:
     return most > MOST_TILES
 
 
-def refuse_unpriced(sizes: Sizes, budgets: Budgets, remedy: str = "name yours with --model, or give --costs") -> None:
+def refuse_unpriced(sizes: Sizes, budgets: Budgets) -> None:
     """Raise UserError where tiles can only be patches, and the model by default would price each as a tile."""
     if are_patches(sizes) and not any(budgets.get(one.size) for one in FURTHER if one.priced_by):
         raise UserError(
             f"sample {int(sizes.tiles.argmax())} has {sizes.tiles.max()} tiles, more than {MOST_TILES}: these can only "
-            f"be patches, a thousand times cheaper than tiles of the model by default; {remedy}"
+            "be patches, a thousand times cheaper than tiles of the model by default; name yours with --model, or give "
+            "--costs"
         )

@@ -28,7 +28,7 @@ from omnibal_ext.sizes import Sizes
 Pack = Callable[[Sizes, PackOptions, int], PackList]
 """(sizes of samples that fit the budgets, options, seed) -> their packs."""
 AT_ONCE = 1 << 23
-"""Samples that are packed together; more are divided, so that memory has a bound."""
+"""Samples that are packed together, about; more are divided, so that memory has a bound."""
 ITERATIONS = 8
 """Iterations, at least, that are packed for twins: the last of each copy are packed anew."""
 
@@ -174,7 +174,7 @@ class _Work(NamedTuple):
 
     def twins_of(self, packed: NDArray[np.bool_]) -> Twins | None:
         """Return twins of which a copy fills about `MANY` packs, and has no more samples than are packed at once."""
-        types = count_types(self.corpus, packed)
+        types = count_types(self.corpus, packed, self.options.all_budgets)
         if types is None:
             return None
         bound = fewest_packs(types.totals(), self.options.all_budgets)

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Ints
+from omnibal_ext.errors import UserError
 from omnibal_ext.large_arrays import pieces, release, scratch
-from omnibal_ext.modalities.modality import LANGUAGE, VISION
+from omnibal_ext.modalities.modality import LANGUAGE, VISION, Budgets
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.packers.balanced import MOST_CELLS
 from omnibal_ext.packing.packs import LoadedPacks, PackList, offsets_of, pack_loads
@@ -25,6 +26,7 @@ from omnibal_ext.sizes import Sizes
 
 LONGER = 1e-4  # share of all tokens that packs may lose by holding room for the longest of twins
 NUMBER_BITS = 38  # of a sample's number, below its type
+CHANGED = "the sizes have changed while they were packed; leave their files alone, and pack again"
 
 
 class Types(NamedTuple):
@@ -45,11 +47,14 @@ class Types(NamedTuple):
         return self.kinds % (self.most_tiles + 1)
 
     def in_pieces(self, corpus: Corpus, packed: NDArray[np.bool_]) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the numbers and the types of `packed` samples."""
+        """Yield the numbers and the types of `packed` samples. Raises UserError if they were not counted."""
         row_of = np.zeros(int(self.kinds[-1]) + 1, np.int64)
         row_of[self.kinds] = np.arange(len(self.kinds))
         for numbers, kinds in _kinds_in_pieces(corpus, packed, self.most_tiles):
-            yield numbers, row_of[kinds] * self.counts.shape[1] + corpus.sizes.tokens[numbers]
+            tokens = corpus.sizes.tokens[numbers]
+            if kinds.max(initial=0) >= len(row_of) or tokens.max(initial=0) >= self.counts.shape[1]:
+                raise UserError(CHANGED)
+            yield numbers, row_of[kinds] * self.counts.shape[1] + tokens
 
 
 def _kinds_in_pieces(corpus: Corpus, packed: NDArray[np.bool_], most_tiles: int) -> Iterator[tuple[Ints, Ints]]:
@@ -61,9 +66,11 @@ def _kinds_in_pieces(corpus: Corpus, packed: NDArray[np.bool_], most_tiles: int)
         release(corpus.sizes.tiles, corpus.sizes.tokens)
 
 
-def count_types(corpus: Corpus, packed: NDArray[np.bool_]) -> Types | None:
-    """Count the `packed` samples [N] by type; None if types are too many, or samples have further sizes or groups."""
-    most_tiles, columns = corpus.sizes.most(VISION.size), corpus.sizes.most(LANGUAGE.size) + 1
+def count_types(corpus: Corpus, packed: NDArray[np.bool_], budgets: Budgets) -> Types | None:
+    """Count the `packed` samples [N], which fit the budgets, by type; None if types are too many, or samples have
+    further sizes or groups."""
+    most_tiles, most_tokens = (min(corpus.sizes.most(size), budgets[size]) for size in (VISION.size, LANGUAGE.size))
+    columns = most_tokens + 1
     most_kinds = len(corpus.sources) * (most_tiles + 1)
     if corpus.sizes.more or corpus.groups is not None or most_kinds > MOST_CELLS:
         return None
@@ -123,8 +130,10 @@ class Twins:
         held, filled, next_ranks = np.asarray(self._held), np.zeros(self.count, np.int64), np.cumsum(counts) - counts
         places, left = (self._types.counts.shape[1], next_ranks, self._firsts, self._sets, kept), []
         for numbers, types in self._types.in_pieces(self._corpus, self._packed):
-            left.append(numbers[_deal(numbers, types, *places, self._seed, filled, held)])
+            left.append(numbers[_deal(numbers, types, np.cumsum(counts), *places, self._seed, filled, held)])
             release(self._held)
+        if (next_ranks != np.cumsum(counts)).any():
+            raise UserError(CHANGED)
         return np.concatenate(left)
 
     def copy(self, number: int) -> LoadedPacks:
@@ -140,6 +149,7 @@ class Twins:
 def _deal(
     numbers: Ints,
     types: Ints,
+    ends: Ints,
     columns: int,
     next_ranks: Ints,
     firsts: Ints,
@@ -154,12 +164,15 @@ def _deal(
     The samples of a set go to the copies in turn, from a random one on.
 
     Args:
+        ends: of each type, the number of samples up to it. There are no more, unless files have changed meanwhile.
         next_ranks: of the next sample of each type, among all by type; counted on.
         filled: samples that each copy has; counted on.
         held: samples of each copy, below their types, [count, kept sets].
     """
     others = np.ones(len(numbers), np.bool_)
     for i in range(len(numbers)):
+        if next_ranks[types[i]] >= ends[types[i]]:
+            break
         row = types[i] // columns
         place = next_ranks[types[i]] - firsts[row]
         next_ranks[types[i]] += 1

@@ -22,6 +22,8 @@ DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")
 ELSEWHERE = {
     r"bash scripts/(quickstart|test|setup|mutate)\.sh": "what the tests themselves are started with, and minutes long",
     r"docker ": "needs Docker",
+    r"omnibal pack --sizes many": "of more samples than fit: tests/unit/packing/test_any_number.py",
+    r"omnibal prove": "with a module of the user's: tests/unit/prove/test_prove_tool.py",
     r"python -m pip install --dry-run": "needs a network",
     r".*train_internvl_chat_1_5\.sh": "eight ranks: tests/unit/test_scripts.py",
     r"python benchmarks/gpu\.py": "needs a GPU: tests/unit/test_gpu_benchmark.py",

@@ -56,6 +56,10 @@ import json
 import torch
 torch.cuda.is_available, torch.cuda.get_device_capability = lambda: True, lambda: (9, 0)
 from megatron.vlm import optional, platform
+if platform.HAS_FLASH_ATTENTION:
+    from flash_attn import flash_attn_varlen_func
+if platform.HAS_FLASH_ATTENTION_4:
+    from flash_attn.cute import flash_attn_varlen_func
 print(json.dumps([platform.HAS_FLASH_ATTENTION, platform.HAS_FLASH_ATTENTION_4, optional.UNUSABLE]))
 """
 LENGTHS = "cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None"

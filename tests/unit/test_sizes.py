@@ -104,6 +104,13 @@ def test_a_fault_of_a_folder_names_it_and_the_row(
     assert str(tmp_path) in str(error.value)
 
 
+def test_a_value_that_is_no_list_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.array([5, 6]))
+    np.save(tmp_path / "tiles.npy", np.array(1))
+    with pytest.raises(UserError, match=r"tiles must be a list, a value for each sample, found \(\)"):
+        Sizes.load(tmp_path)
+
+
 def test_a_damaged_array_of_a_folder_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.array([5, 6]))
     (tmp_path / "tiles.npy").write_bytes(b"\x93NUMPY")
@@ -111,16 +118,23 @@ def test_a_damaged_array_of_a_folder_is_named(tmp_path: Path) -> None:
         Sizes.load(tmp_path)
 
 
-def test_folders_and_files_are_one_corpus_which_stays_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An array in memory among those on disk goes there, too."""
+@pytest.mark.parametrize(("tiles", "tokens"), [("u1", "i2"), ("u8", "u8"), (">u8", ">i4")])
+def test_folders_and_files_are_one_corpus_which_stays_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiles: str, tokens: str
+) -> None:
+    """An array in memory among those on disk goes there, too; none becomes floats. Absent columns take no memory."""
     monkeypatch.setattr(sizes_module, "MAPPED", 1)
     monkeypatch.setattr(large_arrays, "PIECE", 2)
     Sizes.from_arrays([7], [70_000]).save(tmp_path / "b.npz")
     (tmp_path / "a").mkdir()
-    np.save(tmp_path / "a/tiles.npy", np.array([0, 3, 1], np.uint8))
-    np.save(tmp_path / "a/tokens.npy", np.array([20, 900, 40], np.int16))
+    np.save(tmp_path / "a/tiles.npy", np.array([0, 3, 1], tiles))
+    np.save(tmp_path / "a/tokens.npy", np.array([20, 900, 40], tokens))
     sizes = Sizes.load([tmp_path / "a", tmp_path / "b.npz"], on_disk=True)
     assert isinstance(sizes.tokens, np.memmap)
+    assert sizes.tokens.dtype.kind == "i"
+    assert np.concatenate([sizes.tiles, np.zeros(1, np.int64)]).dtype.kind == "i"
+    frames = Sizes.load([tmp_path / "a", tmp_path / "a"], ["frames"], on_disk=True).more["frames"]
+    assert (len(frames), frames.strides) == (6, (0,))
     assert (sizes.tiles.tolist(), sizes.tokens.tolist()) == ([0, 3, 1, 7], [20, 900, 40, 70_000])
     assert (sizes.total("tokens"), sizes.most("tokens"), sizes.most("tiles")) == (70_960, 70_000, 7)
     taken = sizes.take(np.array([3, 0, 3]))

@@ -30,7 +30,7 @@ from torch.nn.functional import embedding
 from megatron.vlm.models.again import run_again
 from megatron.vlm.models.configs import core_multiplies
 from megatron.vlm.models.norm import build_norm
-from omnibal_ext.modalities.language.architecture import LayerInputs
+from omnibal_ext.modalities.language.layer import LayerInputs
 
 
 class Numbers(NamedTuple):

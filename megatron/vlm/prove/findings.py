@@ -83,7 +83,9 @@ def judge_labels(pieces: Sequence[Piece], labels: Tensor, wanted: Sequence[Ids])
         mine, given, own = (piece.sample,), values[piece.row, piece.columns], wanted[piece.sample][piece.own]
         elsewhere[piece.row, piece.columns] = False
         if piece.columns[0] > 0 and given[0] != IGNORED:
-            yield Finding("labels", f"sample {piece.sample}: one at its first token, across a border", mine)
+            where = f"token {piece.offset}, predicted from what stands before it and is not its own"
+            where = where if piece.offset else "first token, across a border"
+            yield Finding("labels", f"sample {piece.sample}: one at its {where}", mine)
         if len(unlike := 1 + np.flatnonzero(given[1:] != own[1:])):
             lost, first = int((given[unlike] == IGNORED).sum()), piece.offset + unlike[0]
             says = f"sample {piece.sample}: {lost} lost, {len(unlike) - lost} others, from its token {first} on"
@@ -143,8 +145,9 @@ def judge_rows(field: str, found: Sequence[int], owners: Sequence[int]) -> Itera
         (own, there) for place, (own, there) in enumerate(zip(owners, given, strict=False)) if found[place] != place
     ]
     for own, there in dict.fromkeys(wrong):
-        whose = f"other rows of sample {there}" if there >= 0 else "rows of no sample"
-        yield Finding("media", f"{field}: {whose} stand where sample {own}'s belong", (own,))
+        whose = f"rows of sample {there}" if there >= 0 else "rows of no sample"
+        says = f"{field}: {whose} stand where sample {own}'s belong"
+        yield Finding("media", f"{field}: sample {own}'s are in another order" if own == there else says, (own,))
     for sample in sorted(set(owners)):
         if (there := given.count(sample)) != (rows := owners.count(sample)):
             yield Finding("media", f"{field}: {there} rows of sample {sample}, which has {rows}", (sample,))
@@ -157,6 +160,6 @@ def judge_loss(loss: float, summed: float, count: int, divisors: Mapping[str, fl
     factor = loss * count / summed if summed else 1.0
     if abs(factor - 1) <= tolerance:
         return 1.0, []
-    named = (name for name, value in divisors.items() if value and abs(summed / value / loss - 1) <= tolerance)
-    says = f"not {count} supervised tokens, but {next(named, f'{count / factor:.4g}')}"
+    named = (name for name, value in divisors.items() if value and abs(summed / value - loss) <= tolerance * abs(loss))
+    says = f"not {count} supervised tokens, but {next(named, f'{count / factor:.4g}' if factor else 'inf')}"
     return factor, [Finding("normaliser", says)]

@@ -1,8 +1,12 @@
 """Packs against their samples alone: what a model makes of both, under one kernel of attention after another."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import islice, permutations
+from math import isnan
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +26,8 @@ Rows = dict[str, tuple[list[int], list[int]]]
 ALONG_TOKENS = (*OF_TOKENS, "input_ids", "attention_mask")
 LOSS, LOGITS, GRADIENTS, SEEN = 1e-5, 1e-4, 1e-4, 1e-5
 """What rounding may change, relative to the largest; SEEN: of logits of which no input has changed."""
+MOST_ORDERS = 120
+"""Of samples with the same words that are tried."""
 CHECKS = ("runs", "tokens", "labels", "media", "positions", "isolation", "logits", "normaliser", "loss", "gradients")
 
 
@@ -49,11 +55,14 @@ def prove(
                     proof.findings.setdefault(found, []).append(kernel)
         except UserError as error:
             proof.not_run[kernel] = str(error)
+        except Exception as error:  # of a stranger's batch, which has fields of other kinds
+            proof.not_run[kernel] = f"the batch cannot be compared: {type(error).__name__}: {error}"
     return proof
 
 
 def _joined(collator: Callable[[list[Any]], Batch], samples: Sequence[Batch]) -> dict[str, Any]:
-    batch = _tried(lambda: dict(collator(deepcopy([dict(one) for one in samples]))), "the collator fails")
+    with redirect_stdout(sys.stderr):  # which is ours
+        batch = tried(lambda: dict(collator(deepcopy([dict(one) for one in samples]))), "the collator fails")
     if not isinstance(ids := batch.get("input_ids"), Tensor) or ids.dim() != 2:
         raise UserError(f"the collator's batch has {', '.join(batch)}: it needs input_ids [rows, tokens]")
     return {key: value for key, value in batch.items() if value is not None}
@@ -62,7 +71,7 @@ def _joined(collator: Callable[[list[Any]], Batch], samples: Sequence[Batch]) ->
 def _tensors(sample: Batch) -> dict[str, Tensor]:
     """A sample's fields as its model's processor makes them, those along tokens [T]."""
     given = {key: value for key, value in sample.items() if value is not None}
-    found = _tried(lambda: {key: torch.as_tensor(value) for key, value in given.items()}, "a sample's fields")
+    found = tried(lambda: {key: torch.as_tensor(value) for key, value in given.items()}, "a sample's fields")
     if not {"input_ids", "labels"} <= found.keys():
         raise UserError(f"a sample has {', '.join(found)}: it needs input_ids, and labels with -100 where none is")
     return found | {key: found[key].reshape(-1) for key in ALONG_TOKENS if key in found}
@@ -74,15 +83,15 @@ def _under(kernel: str, model: Any, samples: list[dict[str, Tensor]], batch: dic
     if kernel == "flash" and mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
         raise UserError("the batch has masks of tokens by tokens, which flash-attention does not read")
     real = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids).bool()
-    pieces = judge.find_pieces(ids, real, [one["input_ids"].numpy() for one in samples])
+    pieces = _by_media(samples, batch, judge.find_pieces(ids, real, [one["input_ids"].numpy() for one in samples]))
     rows = _rows(samples, batch, pieces)
-    alone = _tried(lambda: [run(model, _alone(one)) for one in samples], "the model fails on a sample alone")
+    alone = tried(lambda: [run(model, _alone(one)) for one in samples], "the model fails on a sample alone")
     yield from judge.judge_tokens(pieces, [len(one["input_ids"]) for one in samples])
     yield from judge.judge_labels(pieces, labels_of(batch), [one["labels"].numpy() for one in samples])
     for key, (found, owners) in rows.items():
         yield from judge.judge_rows(key, found, owners)
     try:
-        whole = _tried(lambda: run(model, batch), "the model fails on the pack")
+        whole = tried(lambda: run(model, batch), "the model fails on the pack")
     except UserError as error:
         yield Finding("runs", str(error))
         _skip(proof, kernel, CHECKS[4:], "the model fails on a pack")
@@ -96,14 +105,14 @@ def _under(kernel: str, model: Any, samples: list[dict[str, Tensor]], batch: dic
     for piece in pieces:
         own = alone[piece.sample].logits[0, piece.own]
         apart = float((whole.logits[piece.row, piece.columns] - own).abs().max() / own.abs().max())
-        noted["logits"] = max(noted["logits"], apart)
+        noted["logits"] = max(noted["logits"], apart, key=lambda value: (isnan(value), value))
         if not apart <= LOGITS:  # NaN is not
             yield Finding("logits", f"sample {piece.sample} has others than alone", (piece.sample,))
     if whole.loss is not None and whole.supervised and any(one.supervised for one in alone):
         yield from _loss(model, batch, whole, alone, noted)
     else:
         _skip(proof, kernel, CHECKS[7:], "the pack has no labels")
-    seen = _tried(lambda: _influence(model, samples, batch, pieces, rows, whole), "the model fails on other words")
+    seen = tried(lambda: _influence(model, samples, batch, pieces, rows, whole), "the model fails on other words")
     proof.sees[kernel] = seen
     for number, others in enumerate(proof.sees[kernel]):
         if others:
@@ -117,8 +126,8 @@ def _skip(proof: Proof, kernel: str, checks: Sequence[str], why: str) -> None:
     proof.not_run |= {f"{check} under {kernel}": why for check in checks}
 
 
-def _tried(work: Callable[[], Value], what: str) -> Value:
-    """Raises UserError, whatever a stranger's code raises."""
+def tried(work: Callable[[], Value], what: str) -> Value:
+    """Return what work returns. Raises UserError, whatever a stranger's code raises."""
     try:
         return work()
     except UserError:
@@ -149,6 +158,24 @@ def _rows(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Sequenc
             for key, owned in wanted.items()}  # fmt: skip
 
 
+def _by_media(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """The pieces, in which samples of the same words are told apart by their images and sounds."""
+    alike: dict[bytes, list[int]] = {}
+    for number, one in enumerate(samples):
+        alike.setdefault(one["input_ids"].numpy().tobytes(), []).append(number)
+
+    def faults(found: Sequence[Piece]) -> int:
+        return sum(len(list(judge.judge_rows(key, *row))) for key, row in _rows(samples, batch, found).items())
+
+    for group in alike.values():
+        if len(group) > 1 and faults(pieces):
+            others = islice(permutations(group), MOST_ORDERS)
+            named = (dict(zip(group, order, strict=True)) for order in others)
+            ways = ([one._replace(sample=new.get(one.sample, one.sample)) for one in pieces] for new in named)
+            pieces = min(ways, key=faults)
+    return pieces
+
+
 def _loss(model: Any, batch: Batch, whole: Ran, alone: Sequence[Ran], noted: dict[str, float]) -> Iterable[Finding]:
     """The model's own loss, by what it is divided, and its gradients."""
     assert whole.loss is not None
@@ -162,6 +189,7 @@ def _loss(model: Any, batch: Batch, whole: Ran, alone: Sequence[Ran], noted: dic
     }  # fmt: skip
     factor, found = judge.judge_loss(whole.loss.item(), summed, whole.supervised, divisors, LOSS)
     yield from found
+    factor = factor or 1.0
     noted["loss"] = abs(whole.loss.item() / factor / mean.item() - 1)
     if not noted["loss"] <= LOSS:
         yield Finding("loss", "not the mean over the samples' supervised tokens")
@@ -198,9 +226,8 @@ def _influence(
             there = values.flatten(1).any(1).nonzero()[:, 0]
             mine = there[[row >= 0 and owners[row] == other for row in found]]
             values[mine] = 0.5 - values[mine]
-        moved = (run(model, {**batch, **changed}).logits - whole.logits).abs().amax(
-            -1
-        ) > SEEN * whole.logits.abs().max()
+        apart = (run(model, {**batch, **changed}).logits - whole.logits).abs().amax(-1)
+        moved = ~(apart <= SEEN * whole.logits.nan_to_num().abs().max())  # NaN has moved
         for number in {piece.sample for piece in pieces if moved[piece.row, piece.columns].any()} - {other}:
             sees[number].append(other)
     return sees

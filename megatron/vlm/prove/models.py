@@ -47,6 +47,13 @@ def load(folder: Path, seed: int) -> Any:
         kind = getattr(transformers, config.architectures[0])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}: no config.json of a model that transformers has: {error}") from error
+    try:
+        return _built(kind, config, folder, seed)
+    except Exception as error:  # sizes that do not go together, weights of another shape or no weights
+        raise UserError(f"{folder}: transformers does not build it: {type(error).__name__}: {error}") from error
+
+
+def _built(kind: Any, config: Any, folder: Path, seed: int) -> Any:
     with torch.device("meta"):
         is_large = sum(weight.numel() for weight in kind(config).parameters()) > WHOLE
     if not is_large and any(folder.glob("*.safetensors")):
@@ -153,6 +160,10 @@ def flash_attn_varlen_func(
 ) -> Tensor:  # fmt: skip
     """Attention within sequences of equal boundaries [sequences + 1], as flash-attention's of this name: queries [T,
     heads, D], keys and values [T, groups, D]; `window_size`: keys before and after that are seen, -1: all."""
+    if cu_seqlens_q.dtype != torch.int32 or cu_seqlens_k.dtype != torch.int32:
+        raise TypeError(f"flash-attention takes boundaries of int32, not {cu_seqlens_q.dtype}")
+    if max_seqlen_q is not None and int(max_seqlen_q) < (longest := int(cu_seqlens_q.diff().max())):
+        raise ValueError(f"flash-attention is told of {max_seqlen_q} tokens at most, a sequence has {longest}")
     groups, places = q.shape[1] // k.shape[1], torch.arange(len(q))
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     sequence = torch.bucketize(places, cu_seqlens_q[1:].long(), right=True)
@@ -166,5 +177,5 @@ def flash_attn_varlen_func(
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
     """The same of a batch [B, T, heads, D], each row a sequence."""
-    ends, flat = torch.arange(len(q) + 1) * q.shape[1], [one.flatten(0, 1) for one in (q, k, v)]
+    ends, flat = torch.arange(len(q) + 1, dtype=torch.int32) * q.shape[1], [one.flatten(0, 1) for one in (q, k, v)]
     return flash_attn_varlen_func(flat[0], flat[1], flat[2], ends, ends, **how).view_as(q)

@@ -70,7 +70,7 @@ def _alike_in_a_row(seconds: Floats, data_parallel_size: int, limit: float) -> I
     total = seconds.sum(axis=1)
     best = np.argsort(total, kind="stable")
     most = waits(best)
-    if most > limit:
+    if most > limit and seconds.shape[1] > 1:
         for part, bands in product(range(seconds.shape[1]), BANDS):
             own = seconds[:, part]
             band = np.unique((own - own.min()) * bands // (np.ptp(own) or 1.0), return_inverse=True)[1]  # none is empty

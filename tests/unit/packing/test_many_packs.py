@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.errors import UserError
 from omnibal_ext.packing import pack_epoch
 from omnibal_ext.packing import twins as twins_module
 from omnibal_ext.packing.build import build_index
@@ -63,7 +64,7 @@ def test_effort_a_pack_has_a_floor_whatever_their_number(monkeypatch: pytest.Mon
 
 
 def twins_of(corpus: Corpus, packed: Any, count: int) -> Twins:
-    types = count_types(corpus, packed)
+    types = count_types(corpus, packed, OPTIONS.all_budgets)
     assert types is not None
     return Twins(corpus, packed, types, count, 0)
 
@@ -96,6 +97,32 @@ def test_twins_differ_in_few_tokens_alone_and_each_sample_is_in_one_place(monkey
         assert abs(copy.mean() - np.flatnonzero(packed).mean()) < 400
 
 
+def test_a_sample_beyond_a_budget_hinders_no_twins() -> None:
+    """It is left out, and would be a type among a million that nothing has."""
+    sizes = words_and_images(1000)
+    tokens = np.append(sizes.tokens, 3_000_000)
+    corpus, packed = Corpus.of(Sizes(np.append(sizes.tiles, 1), tokens)), np.arange(1001) < 1000
+    types = count_types(corpus, packed, OPTIONS.all_budgets)
+    assert types is not None
+    assert types.counts.sum() == 1000
+
+
+@pytest.mark.parametrize("change", ["longer", "more tiles", "another of the same"])
+def test_sizes_that_change_while_they_are_packed_are_refused(change: str) -> None:
+    """Samples would be packed twice or not at all."""
+    sizes = words_and_images(2000)
+    corpus, packed = Corpus.of(sizes), np.ones(2000, np.bool_)
+    twins = twins_of(corpus, packed, 4)
+    if change == "longer":
+        sizes.tokens[7] = 10**6
+    elif change == "more tiles":
+        sizes.tiles[7] = 1000
+    else:
+        sizes.tokens[7] = sizes.tokens[np.flatnonzero(sizes.tokens != sizes.tokens[7])[0]]
+    with pytest.raises(UserError, match="have changed while they were packed"):
+        twins.deal(PackList(np.arange(len(twins.head.sizes) + 1), np.arange(len(twins.head.sizes))))
+
+
 @pytest.mark.parametrize("case", ["further sizes", "groups", "few samples"])
 def test_samples_that_differ_have_no_twins(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     monkeypatch.setattr(twins_module, "LONGER", 0.02)
@@ -108,7 +135,7 @@ def test_samples_that_differ_have_no_twins(monkeypatch: pytest.MonkeyPatch, case
     if case == "few samples":
         assert not twins_of(corpus, packed, 6).are_alike
     else:
-        assert count_types(corpus, packed) is None
+        assert count_types(corpus, packed, OPTIONS.all_budgets) is None
 
 
 def test_packs_of_twins_hold_all_samples_within_budgets_and_are_as_few(

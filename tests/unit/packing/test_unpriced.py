@@ -1,7 +1,6 @@
 """Patches are not priced as tiles: packing asks for the model, in a line, unless the model by default has patches."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +8,7 @@ import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing import pack
-from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 from tools import pack_data
 
@@ -44,18 +40,6 @@ def test_tiles_and_sounds_need_none(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for name, sizes in (("tiles", sizes_up_to(64)), ("sounds", sizes_up_to(150, frames=[40] * 200))):
         (tmp_path / name).mkdir()
         assert packed(monkeypatch, tmp_path / name, sizes).num_packs > 0
-
-
-def test_the_library_asks_for_costs(tmp_path: Path) -> None:
-    """Of balanced packs: others are the same whatever they cost."""
-    options, sizes = PackOptions(vit_budget=400, llm_budget=4096), sizes_up_to(65)
-    with pytest.raises(UserError, match=r"65 tiles, more than 64: .* give costs=PackCosts\.of_model") as refused:
-        build_index(sizes, tmp_path / "packs", options)
-    assert "\n" not in str(refused.value)
-    assert "--" not in str(refused.value)
-    assert build_index(sizes, tmp_path / "priced", options, costs=PackCosts.of_model("qwen3-vl-8b"))[0].num_packs > 0
-    assert build_index(sizes_up_to(64), tmp_path / "tiles", options)[0].num_packs > 0
-    assert build_index(sizes, tmp_path / "isf", replace(options, method="isf"))[0].num_packs > 0
 
 
 @pytest.mark.parametrize("seed", range(3))

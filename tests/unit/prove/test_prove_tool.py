@@ -39,6 +39,20 @@ def in_place(features, config):
     return collate(features, config)
 def failing(features):
     raise KeyError("input_embeds")
+def wrong_labels(features, config):
+    return collate(features, config) | {{"labels": [1, 2]}}
+def of_three(features, config):
+    print("three")
+    if len(features) < 3:
+        raise ValueError("three")
+    return joined(features, config)
+def other_order(features, config):
+    return collate(features[::-1], config)
+pictured = next(one for one in samples if "pixel_values" in one)
+alike = [{{**pictured, "pixel_values": pictured["pixel_values"] + k / 8}} for k in range(3)]
+no_list = 7
+class Needs:
+    def __init__(self, tok): pass
 """
 
 
@@ -74,6 +88,21 @@ def test_right_packs_end_with_0_and_wrong_ones_with_1(folder: Path, monkeypatch:
         assert max(map(len, said.splitlines())) <= 80
     assert "differ" not in right
     assert "isolation: sample 1 sees sample 0 (eager, sdpa)" in wrong
+
+
+def test_a_pack_that_cannot_be_run_hides_no_fault_of_another(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    assert exit_code(folder, monkeypatch, "--collator", "proved_samples:of_three", "--pack", "3", "--packs", "2",
+                     "--kernels", "sdpa", "--json") == 1  # fmt: skip
+    first, *others = json.loads(capsys.readouterr().out)["packs"]
+    assert first["findings"]
+    assert not others or "three" in others[0]["not_run"]["sdpa"]
+
+
+def test_samples_of_the_same_words_are_told_apart_by_their_images(folder: Path, monkeypatch: Any) -> None:
+    """A right pack in another order; the same with an image too many is not."""
+    words = ("--samples", "proved_samples:alike", "--kernels", "sdpa")
+    assert exit_code(folder, monkeypatch, *words, "--collator", "proved_samples:other_order") == 0
+    assert exit_code(folder, monkeypatch, *words, "--collator", "proved_samples:joined") == 1
 
 
 def test_json_has_what_the_table_has(folder: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -121,6 +150,13 @@ def unwrapped(lines: list[str]) -> list[str]:
         (["--samples", "proved_samples:empty", "--trainer", "omnibal"], "proved_samples:empty: is empty"),
         (["--trainer", "omnibal", "--kernels", "sdpa,flush"], "--kernels flush: must be of eager, sdpa, flash"),
         (["--trainer", "omnibal", "--model", "nowhere"], "nowhere: no config.json of a model"),
+        (["--collator", "proved_samples:wrong_labels"], "no kernel could be run: the batch cannot be compared: "),
+        (["--collator", "proved_samples:Needs"], "proved_samples:Needs as it is: TypeError: .*'tok'"),
+        (["--collator", "proved_samples:empty"], "proved_samples:empty: is no function"),
+        (
+            ["--samples", "proved_samples:no_list", "--trainer", "omnibal"],
+            "--samples proved_samples:no_list: TypeError",
+        ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

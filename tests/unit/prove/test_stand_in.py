@@ -35,7 +35,8 @@ def test_a_token_sees_the_keys_of_its_own_sequence(how: dict[str, Any]) -> None:
     draw = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(12, heads, 8, generator=draw) for heads in (4, 2, 2))
     ends = [0, 5, 6, 10]  # and two tokens of no sequence
-    found = flash_attn_varlen_func(q, k, v, torch.tensor(ends), torch.tensor(ends), 5, 5, **how)
+    bounds = torch.tensor(ends, dtype=torch.int32)
+    found = flash_attn_varlen_func(q, k, v, bounds, bounds, 5, 5, **how)
     before, after = how.get("window_size", (12, 12))
     for token in range(10):
         begin, end = max(one for one in ends if one <= token), min(one for one in ends if one > token)
@@ -48,6 +49,15 @@ def test_a_token_sees_the_keys_of_its_own_sequence(how: dict[str, Any]) -> None:
 def test_rows_of_a_batch_are_sequences() -> None:
     draw = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(3, 4, 2, 8, generator=draw) for _ in range(3))
-    ends, flat = torch.tensor([0, 4, 8, 12]), [one.flatten(0, 1) for one in (q, k, v)]
+    ends, flat = torch.tensor([0, 4, 8, 12], dtype=torch.int32), [one.flatten(0, 1) for one in (q, k, v)]
     wanted = flash_attn_varlen_func(*flat, ends, ends, causal=True)
     assert torch.equal(flash_attn_func(q, k, v, causal=True), wanted.view_as(q))
+
+
+def test_boundaries_that_the_kernel_would_misread_are_refused() -> None:
+    """It takes int32, and computes no rows beyond the longest that it is told of."""
+    q, bounds = torch.randn(6, 2, 8), torch.tensor([0, 4, 6])
+    with pytest.raises(TypeError, match="int32"):
+        flash_attn_varlen_func(q, q, q, bounds, bounds, 4, 4)
+    with pytest.raises(ValueError, match="told of 3 tokens at most, a sequence has 4"):
+        flash_attn_varlen_func(q, q, q, bounds.int(), bounds.int(), 3, 3)
