@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.vlm import platform
+from megatron.vlm import optional
 from megatron.vlm.arguments import add_vlm_arguments, read_arguments
 from megatron.vlm.flags.lists import ALLOWED
 from megatron.vlm.flags.needs import NEEDS
@@ -62,7 +62,7 @@ def test_what_a_run_may_be_given_its_trials_may_too() -> None:
 
 
 def test_what_a_gpu_does_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "installed", lambda _: True)
+    monkeypatch.setattr(optional, "installed", lambda _: True)
     for flags in ON_A_GPU:
         assert [line for line in refusal(f"{COMPLETE} {flags}") if "a GPU" in line], flags
 
@@ -85,7 +85,7 @@ def test_wandb_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -
     words = f"{COMPLETE} --wandb-project p --wandb-exp-name e --wandb-save-dir here".split()
     with pytest.raises(UserError, match="--wandb-project p needs the package wandb, and --wandb-save-dir or --save"):
         read_arguments(words)
-    monkeypatch.setattr(platform, "installed", lambda _: True)
+    monkeypatch.setattr(optional, "installed", lambda _: True)
     assert read_arguments(words).args.wandb_project == "p"
 
 
@@ -94,5 +94,5 @@ def test_saves_in_the_background_need_a_package_or_megatron_s_own_way(monkeypatc
     with pytest.raises(UserError, match="--async-strategy mcore, or the package nvidia-resiliency-ext"):
         read_arguments(words)
     assert read_arguments([*words, "--async-strategy", "mcore"]).args.async_save
-    monkeypatch.setattr(platform, "installed", lambda name: name == "nvidia_resiliency_ext")
+    monkeypatch.setattr(optional, "installed", lambda name: name == "nvidia_resiliency_ext")
     assert read_arguments(words).args.async_save
