@@ -28,7 +28,7 @@ from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.rebalanced import RankLayout, rebalance, write_rebalanced
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering.metrics import dist_ratio, rank_loads, wait
+from omnibal_ext.packing.ordering.metrics import dist_ratios, rank_loads, wait
 from omnibal_ext.packing.packs import TILES, TOKENS
 from omnibal_ext.sizes import Sizes
 
@@ -48,7 +48,8 @@ def measured(index: PackedIndex, ranks: RankLayout) -> tuple[float, float]:
     """What ranks wait in an epoch, and the worse DistRatio."""
     iterations = epoch_iterations(PackStream(index, *ranks))
     loads = [rank_loads(iterations, np.asarray(index.loads)[:, load]) for load in (TILES, TOKENS)]
-    return wait(rank_loads(iterations, index.seconds(np.arange(index.num_packs)))), max(map(dist_ratio, loads))
+    waiting = wait(rank_loads(iterations, index.seconds(np.arange(index.num_packs))))
+    return waiting, max(float(dist_ratios(load).mean()) for load in loads)
 
 
 def compare(name: str, samples: int, micro_batches: int, folder: Path) -> list[tuple[float, float]]:
