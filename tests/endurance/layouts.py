@@ -97,6 +97,7 @@ def drawn(seed: int) -> Draw:
     adapted = draw.choice(cases.ADAPTED) if freeze is None else ()
     question = cases.Question(model, freeze or (), packs, draw.choice(cases.REDUCTIONS), adapted)
     is_wide, is_replicated = ranks.data > 1 and draw.random() < 0.4, draw.random() < 0.4
+    is_wide = is_wide and not harness.MODELS[model].further  # of which the loader refuses packs of several ranks
     schedules = cases.SCHEDULES if ranks.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1))
     # Links that stages can share: a replicated tower leaves six.
     limit = 6 if is_replicated or model == cases.LAYERLESS else 12
