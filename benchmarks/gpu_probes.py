@@ -53,8 +53,8 @@ def attention(tokens: int) -> dict[str, Any]:
     """Largest difference of outputs and gradients of every kernel that is there from fp32, sample by sample, in a pack
     of so many tokens; of the largest number. What a kernel refuses is said in its words."""
     found: dict[str, Any] = {}
-    for name in platform.attention_kernels():
-        for width in WIDTHS:
+    for width in WIDTHS:
+        for name in platform.attention_kernels(width):
             try:
                 found[f"{name} {width}"] = max(_error(KERNELS[name], tokens, width, count) for count in SEGMENTS)
             except Exception as error:  # whatever a library raises that does not know this width

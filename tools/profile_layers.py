@@ -162,13 +162,14 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
     processes = twice if twice % experts == 0 and platform.device_count() >= twice else least
     names = ("tensor_model_parallel_size", "data_parallel_size", "steps", "bf16")
     budgets = budget_fields(_budgets(arguments, architecture))
+    kernels = platform.attention_kernels(max((one.head_dim for one in architecture.language.attentions), default=0))
     return {
         **({"expert_model_parallel_size": experts} if experts > 1 else {}),
         "device": platform.device_name(),
         "processes": int(os.environ.get("WORLD_SIZE", processes)),
         "threads": os.environ.get("OMP_NUM_THREADS", "1" if processes > 1 else ""),
         **{package: _version(package) for package in KERNELS},
-        **({"attention": kernels} if (kernels := platform.attention_kernels()) else {}),
+        **({"attention": kernels} if kernels else {}),
         "profiler": PROFILER,
         "model_hash": architecture.hash,
         "sequence_parallel": arguments.sequence_parallel and arguments.tensor_model_parallel_size > 1,

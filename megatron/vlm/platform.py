@@ -296,17 +296,6 @@ def empty_groups_are_left_out() -> bool:
     return HAS_CUDA and torch.cuda.get_device_capability()[0] > 9
 
 
-def attention_kernels() -> list[str]:
-    """Return those that attend over packs in half precision and are usable here, in the order of preference."""
-    there = {
-        "flash_attention_4": HAS_FLASH_ATTENTION_4 and torch.cuda.get_device_capability()[0] in FLASH_4_WIDTHS,
-        "transformer_engine": HAS_TRANSFORMER_ENGINE,
-        "flash_attention": HAS_FLASH_ATTENTION,
-        "variable_length": HAS_VARIABLE_LENGTH,
-    }
-    return [name for name, is_there in there.items() if is_there]
-
-
 FLASH_4_WIDTHS: dict[int, tuple[int, ...]] = {
     9: tuple(range(8, 257, 8)),
     10: (*range(8, 129, 8), 256),
@@ -315,9 +304,17 @@ FLASH_4_WIDTHS: dict[int, tuple[int, ...]] = {
 """Widths of heads that FlashAttention-4 takes, by the GPU's generation: Hopper's, Blackwell's of data centres."""
 
 
-def flash_attention_4_takes(width: int) -> bool:
-    """Return whether FlashAttention-4 takes heads of so many numbers on this GPU."""
-    return width in FLASH_4_WIDTHS.get(torch.cuda.get_device_capability()[0], ())
+def attention_kernels(width: int) -> list[str]:
+    """Return the kernels here that attend over packs in half precision with heads of so many numbers, the preferred
+    first."""
+    there = {
+        "flash_attention_4": HAS_FLASH_ATTENTION_4
+        and width in FLASH_4_WIDTHS.get(torch.cuda.get_device_capability()[0], ()),
+        "transformer_engine": HAS_TRANSFORMER_ENGINE,
+        "flash_attention": HAS_FLASH_ATTENTION,
+        "variable_length": HAS_VARIABLE_LENGTH,
+    }
+    return [name for name, is_there in there.items() if is_there]
 
 
 def megatron_defaults() -> dict[str, Any]:

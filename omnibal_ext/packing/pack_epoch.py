@@ -145,7 +145,11 @@ def _pieces(work: "_Work", parts: Iterable[Twins | Ints], groups: list[int], epo
 
 
 class _Work(NamedTuple):
-    """What sub-epochs are packed with; they are packs in the order of iterations, their number, and the other packs."""
+    """What all sub-epochs of an epoch are packed with.
+
+    `whole` and `of_twins` return a sub-epoch's packs in the order of its iterations, the number of iterations, and the
+    leftover packs, which fill none.
+    """
 
     corpus: Corpus
     reasons: NDArray[np.int8]
@@ -173,7 +177,8 @@ class _Work(NamedTuple):
         return len(sizes) > AT_ONCE or lower_bound_packs(sizes, options.all_budgets) >= 2 * MANY
 
     def twins_of(self, packed: NDArray[np.bool_]) -> Twins | None:
-        """Return twins of which a copy fills about `MANY` packs, and has no more samples than are packed at once."""
+        """Return twins of which a copy fills about `MANY` packs and has about `AT_ONCE` samples, or more where these
+        would be less than `ITERATIONS` iterations; None if samples are few, or have no twins."""
         types = count_types(self.corpus, packed, self.options.all_budgets)
         if types is None:
             return None
@@ -184,7 +189,7 @@ class _Work(NamedTuple):
         return twins if twins is not None and twins.are_alike else None
 
     def whole(self, samples: Ints, others: LoadedPacks) -> tuple[Iterable[LoadedPacks], int, LoadedPacks]:
-        """Pack and order samples, which ascend."""
+        """Pack and order samples, which ascend, together."""
         if len(self.corpus.sizes) > AT_ONCE and self.corpus.is_plain and self.may_divide:
             ordered = self.taken(samples, others)
         else:
@@ -216,7 +221,7 @@ class _Work(NamedTuple):
         return copies(), twins.count * complete + whole, last[whole * batch :]
 
     def taken(self, samples: Ints, others: LoadedPacks) -> LoadedPacks:
-        """Pack and order samples, which ascend, by a corpus of these alone."""
+        """Return the packs, in order, of samples, which ascend, as of a corpus that has these alone."""
         own, local = self.corpus.take(samples), np.searchsorted(samples, others.packs.sample_ids)
         local[samples[np.minimum(local, len(samples) - 1)] != others.packs.sample_ids] = -1
         others_here, made = PackList(others.packs.pack_offsets, local), self.make(own.sizes, self.options, self.seed)

@@ -127,12 +127,13 @@ class Twins:
         kept[packs.sample_ids] = True
         self._packs = PackList(packs.pack_offsets, (np.cumsum(kept) - 1)[packs.sample_ids])
         self._held = scratch((self.count, int(np.count_nonzero(kept))), np.int64, self._corpus.scratch)
-        held, filled, next_ranks = np.asarray(self._held), np.zeros(self.count, np.int64), np.cumsum(counts) - counts
-        places, left = (self._types.counts.shape[1], next_ranks, self._firsts, self._sets, kept), []
+        held, filled, ends = np.asarray(self._held), np.zeros(self.count, np.int64), np.cumsum(counts)
+        next_ranks = ends - counts
+        places, left = (ends, self._types.counts.shape[1], next_ranks, self._firsts, self._sets, kept), []
         for numbers, types in self._types.in_pieces(self._corpus, self._packed):
-            left.append(numbers[_deal(numbers, types, np.cumsum(counts), *places, self._seed, filled, held)])
+            left.append(numbers[_deal(numbers, types, *places, self._seed, filled, held)])
             release(self._held)
-        if (next_ranks != np.cumsum(counts)).any():
+        if (next_ranks != ends).any():
             raise UserError(CHANGED)
         return np.concatenate(left)
 

@@ -37,7 +37,8 @@ class Piece(NamedTuple):
 
 
 def find_pieces(ids: Tensor, real: Tensor, samples: Sequence[Ids]) -> list[Piece]:
-    """Where the samples' tokens stand in a batch [B, T], of which `real` (bool) are no padding; others are no one's."""
+    """Return where the samples' tokens stand in a batch [B, T], of which `real` (bool) are no padding; others are
+    no sample's."""
     found: list[Piece] = []
     for row in range(len(ids)):
         columns, at = np.flatnonzero(real[row].numpy()), 0
@@ -51,7 +52,8 @@ def find_pieces(ids: Tensor, real: Tensor, samples: Sequence[Ids]) -> list[Piece
 
 
 def _longest(tokens: Ids, samples: Sequence[Ids], used: set[int]) -> tuple[int, int, int]:
-    """The sample, its token and the count of those with which `tokens` begin: whole samples first, new ones first."""
+    """Return the sample whose tokens `tokens` begin with, from which of its tokens on, and for how many: a whole
+    sample if there is one, else the most tokens; of equals one that was not found before."""
     ranked = [(False, 0, True, True, 0, 0)]
     for number, own in enumerate(samples):
         for at in np.flatnonzero(own == tokens[0]).tolist():
@@ -63,7 +65,7 @@ def _longest(tokens: Ids, samples: Sequence[Ids], used: set[int]) -> tuple[int, 
 
 
 def judge_tokens(pieces: Sequence[Piece], lengths: Sequence[int]) -> Iterable[Finding]:
-    """Samples, of so many tokens each, that are lost, cut or doubled."""
+    """Yield samples, of so many tokens each, that are lost, cut or doubled."""
     for number, length in enumerate(lengths):
         times = np.zeros(length, int)
         for piece in pieces:
@@ -76,7 +78,8 @@ def judge_tokens(pieces: Sequence[Piece], lengths: Sequence[int]) -> Iterable[Fi
 
 
 def judge_labels(pieces: Sequence[Piece], labels: Tensor, wanted: Sequence[Ids]) -> Iterable[Finding]:
-    """Labels of a batch [B, T], each at its own token, that are lost, others, of no sample, or across a border."""
+    """Yield labels of a batch [B, T], each at its own token, that are lost, others, of no sample, or across a
+    border."""
     values = labels.numpy()
     elsewhere = values != IGNORED
     for piece in pieces:
@@ -95,8 +98,8 @@ def judge_labels(pieces: Sequence[Piece], labels: Tensor, wanted: Sequence[Ids])
 
 
 def judge_positions(pieces: Sequence[Piece], given: Tensor, wanted: Sequence[Tensor]) -> Iterable[Finding]:
-    """Positions [axes, B, T] that a model was given, against its own of each sample [axes, T]; all of a sample may be
-    shifted alike, as rotations read differences alone."""
+    """Compare positions [axes, B, T] that a model was given with its own of each sample [axes, T]; all of a sample
+    may be shifted alike, as rotations read differences alone."""
     for piece in pieces:
         places = given[:, piece.row, piece.columns]
         if _are_shifted(places, wanted[piece.sample][:, piece.own]):
@@ -116,13 +119,13 @@ def _are_shifted(places: Tensor, own: Tensor) -> bool:
 
 
 def rows_of(field: Tensor) -> Tensor:
-    """A field of images or sounds with a row for each: of [images, tiles, ...] for each tile."""
+    """Return a field of images or sounds with a row for each: of [images, tiles, ...] for each tile."""
     return field.flatten(0, 1) if field.dim() == 5 else field
 
 
 def find_rows(rows: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[int]:
-    """Which of the samples' rows each of a batch's is: that of its place if they are equal; -1: none. A batch's may be
-    filled up to the largest."""
+    """Find which of the samples' rows each of a batch's is: that of its place if they are equal; -1: none. A batch's
+    may be filled up to the largest."""
     known = {(row.shape, row.numpy().tobytes()): place for place, row in reversed([*enumerate(wanted)])}
     shapes, found = {row.shape for row in wanted}, []
     for place, row in enumerate(rows):
@@ -139,7 +142,8 @@ def _cropped(row: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def judge_rows(field: str, found: Sequence[int], owners: Sequence[int]) -> Iterable[Finding]:
-    """Images and sounds lost, doubled, or where others belong. `owners`: the sample of each row that is wanted."""
+    """Yield images and sounds that are lost, doubled, or where others belong. `owners`: the sample of each row that is
+    wanted."""
     given = [owners[row] if row >= 0 else -1 for row in found]
     wrong = [
         (own, there) for place, (own, there) in enumerate(zip(owners, given, strict=False)) if found[place] != place
@@ -155,8 +159,8 @@ def judge_rows(field: str, found: Sequence[int], owners: Sequence[int]) -> Itera
 
 def judge_loss(loss: float, summed: float, count: int, divisors: Mapping[str, float], tolerance: float
                ) -> tuple[float, list[Finding]]:  # fmt: skip
-    """By which factor a loss is the mean over supervised tokens, `summed` over `count`; and, where that is not 1, by
-    what it is divided: one of `divisors`."""
+    """Return by which factor a loss is the mean over supervised tokens, `summed` over `count`; and, where that is
+    not 1, by what it is divided: one of `divisors`."""
     factor = loss * count / summed if summed else 1.0
     if abs(factor - 1) <= tolerance:
         return 1.0, []

@@ -27,7 +27,7 @@ ALONG_TOKENS = (*OF_TOKENS, "input_ids", "attention_mask")
 LOSS, LOGITS, GRADIENTS, SEEN = 1e-5, 1e-4, 1e-4, 1e-5
 """What rounding may change, relative to the largest; SEEN: of logits of which no input has changed."""
 MOST_ORDERS = 120
-"""Of samples with the same words that are tried."""
+"""Orders that are tried of samples with the same words."""
 CHECKS = ("runs", "tokens", "labels", "media", "positions", "isolation", "logits", "normaliser", "loss", "gradients")
 
 
@@ -69,7 +69,7 @@ def _joined(collator: Callable[[list[Any]], Batch], samples: Sequence[Batch]) ->
 
 
 def _tensors(sample: Batch) -> dict[str, Tensor]:
-    """A sample's fields as its model's processor makes them, those along tokens [T]."""
+    """Return a sample's fields as its model's processor makes them, those along tokens [T]."""
     given = {key: value for key, value in sample.items() if value is not None}
     found = tried(lambda: {key: torch.as_tensor(value) for key, value in given.items()}, "a sample's fields")
     if not {"input_ids", "labels"} <= found.keys():
@@ -137,13 +137,13 @@ def tried(work: Callable[[], Value], what: str) -> Value:
 
 
 def _alone(sample: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The batch of a sample alone; where its tokens stand is for the model to say."""
+    """Return the batch of a sample alone, without positions, which the model finds itself."""
     rows = {key: value[None] if key in ALONG_TOKENS else value for key, value in sample.items()}
     return {key: value for key, value in rows.items() if key != "position_ids"} | {"use_cache": False}
 
 
 def _rows(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Sequence[Piece]) -> Rows:
-    """Rows of zeros fill others up, and are left out."""
+    """Find the samples' rows of images and sounds in a batch. Rows of zeros, which fill others up, are left out."""
     wanted: dict[str, list[tuple[int, Tensor]]] = {}
     for number in dict.fromkeys([*(piece.sample for piece in pieces), *range(len(samples))]):
         for key, value in samples[number].items():
@@ -159,7 +159,7 @@ def _rows(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Sequenc
 
 
 def _by_media(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The pieces, in which samples of the same words are told apart by their images and sounds."""
+    """Return the pieces, in which samples of the same words are told apart by their images and sounds."""
     alike: dict[bytes, list[int]] = {}
     for number, one in enumerate(samples):
         alike.setdefault(one["input_ids"].numpy().tobytes(), []).append(number)
@@ -177,7 +177,7 @@ def _by_media(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Seq
 
 
 def _loss(model: Any, batch: Batch, whole: Ran, alone: Sequence[Ran], noted: dict[str, float]) -> Iterable[Finding]:
-    """The model's own loss, by what it is divided, and its gradients."""
+    """Judge the model's own loss, by what it is divided, and its gradients."""
     assert whole.loss is not None
     mean = torch.stack([one.summed for one in alone]).sum() / sum(one.supervised for one in alone)
     mean.backward()
@@ -208,7 +208,7 @@ def _loss(model: Any, batch: Batch, whole: Ran, alone: Sequence[Ran], noted: dic
 def _influence(
     model: Any, samples: Sequence[Batch], batch: Batch, pieces: Sequence[Piece], rows: Rows, whole: Ran
 ) -> list[list[int]]:
-    """For each sample the others of which words, images or sounds move its logits."""
+    """Return for each sample the others of which words, images or sounds move its logits."""
     named = set(token_ids(model.config.to_dict()))
     ids = sorted({int(token) for one in samples for token in one["input_ids"]} - named)
     words = dict(zip(ids, [*ids[1:], *ids[:1]], strict=True))

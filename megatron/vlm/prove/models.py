@@ -37,7 +37,8 @@ class Ran(NamedTuple):
 
 
 def load(folder: Path, seed: int) -> Any:
-    """The model of a folder, with its weights or else random ones. Raises UserError for what transformers lacks."""
+    """Return the model of a folder, with its weights or else random ones. Raises UserError for what transformers
+    lacks."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -64,13 +65,14 @@ def _built(kind: Any, config: Any, folder: Path, seed: int) -> Any:
 
 
 def ready(model: Any) -> Any:
-    """The model in fp32, without dropout, and without a cache, as Trainer sets it: with one, packs are not seen."""
+    """Return the model in fp32, without dropout, and without a cache, as Trainer sets it: with one, packs are not
+    seen."""
     model.config.use_cache = model.config.get_text_config().use_cache = False
     return model.eval().float()
 
 
 def first_layers(config: Any) -> Any:
-    """The configuration with the first layer of each kind of the language model, and two of each encoder."""
+    """Return the configuration with the first layer of each kind of the language model, and two of each encoder."""
     text = config.get_text_config()
     if kinds := list(dict.fromkeys(getattr(text, "layer_types", None) or ())):
         text.layer_types = kinds
@@ -107,7 +109,7 @@ def run(model: Any, batch: Mapping[str, Any]) -> Ran:
 
 
 def labels_of(batch: Mapping[str, Any]) -> Tensor:
-    """Labels [B, T], each at its own token, -100 where there is none."""
+    """Return labels [B, T], each at its own token, -100 where there is none."""
     none = torch.full_like(batch["input_ids"], IGNORED)
     if (ahead := batch.get("shift_labels")) is not None:
         return torch.cat([none[:, :1], ahead[:, :-1]], dim=1)
@@ -115,7 +117,7 @@ def labels_of(batch: Mapping[str, Any]) -> Tensor:
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
-    """The weights' gradients, which the model then forgets."""
+    """Return the weights' gradients, which the model then forgets."""
     found = {name: torch.zeros(()) if one.grad is None else one.grad for name, one in model.named_parameters()}
     model.zero_grad()
     return found
@@ -158,7 +160,7 @@ def flash_attn_varlen_func(
     max_seqlen_k: Any = None, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, deterministic: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attention within sequences of equal boundaries [sequences + 1], as flash-attention's of this name: queries [T,
+    """Attend within sequences of equal boundaries [sequences + 1], as flash-attention's of this name: queries [T,
     heads, D], keys and values [T, groups, D]; `window_size`: keys before and after that are seen, -1: all."""
     if cu_seqlens_q.dtype != torch.int32 or cu_seqlens_k.dtype != torch.int32:
         raise TypeError(f"flash-attention takes boundaries of int32, not {cu_seqlens_q.dtype}")
@@ -176,6 +178,6 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
-    """The same of a batch [B, T, heads, D], each row a sequence."""
+    """Do the same for a batch [B, T, heads, D], each row a sequence."""
     ends, flat = torch.arange(len(q) + 1, dtype=torch.int32) * q.shape[1], [one.flatten(0, 1) for one in (q, k, v)]
     return flash_attn_varlen_func(flat[0], flat[1], flat[2], ends, ends, **how).view_as(q)

@@ -261,10 +261,7 @@ def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
     if not half or config.attention_dropout:
         return "sample_by_sample"
     at_a_loss = {"transformer_engine"} if sees_images or width > WIDEST else set[str]()
-    there = platform.attention_kernels()
-    if "flash_attention_4" in there and not platform.flash_attention_4_takes(width):
-        there.remove("flash_attention_4")
-    return min(there, key=at_a_loss.__contains__, default="sample_by_sample")
+    return min(platform.attention_kernels(width), key=at_a_loss.__contains__, default="sample_by_sample")
 
 
 @cache
