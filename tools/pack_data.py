@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS
-from omnibal_ext.console import print_json, print_table
+from omnibal_ext.console import print_json, print_table, say_wrapped
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import noted_path
 from omnibal_ext.files.records import sha256_of, verify_checksums, write_text
@@ -25,10 +25,12 @@ from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_by_kind
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary, shortfalls
+from omnibal_ext.packing.index.why import why
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
 from omnibal_ext.packing.packers.budgets import BudgetTrial, choose_budgets, further_budgets_for, read_budget
 from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
+from omnibal_ext.report.against_random import sizes_of
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import report
 from omnibal_ext.sizes import load_columns, sizes_files, sizes_hash
@@ -104,6 +106,11 @@ def _parser() -> ToolParser:
         nargs="+",
         metavar="FILE",
         help="sizes files, .json, .npz or a folder of .npy; several are one corpus",
+    )
+    add(
+        "--why",
+        metavar="SAMPLE",
+        help="pack nothing: say why this sample of the index at --output-dir is in its pack; a number, or SOURCE:ROW",
     )
     corpus.add_argument("--weights", nargs="+", type=float, help="times an epoch sees each input file")
     corpus.add_argument("--held-out", type=float, metavar="SHARE", help="leave these samples out, drawn by --seed")
@@ -298,6 +305,32 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Budg
     say(f"packed in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples a second{compiled}")
 
 
+def explain(arguments: argparse.Namespace) -> None:
+    """Say where an index has a sample, and why."""
+    index = PackedIndex.open(arguments.output_dir)
+    sizes = sizes_of(index)
+    answer = why(index, arguments.why, sizes)
+    if arguments.report:
+        write_text(Path(arguments.report), report([], [PackingView(index, sizes, asked=answer)]))
+    if arguments.json:
+        print_json(answer.to_record())
+        return
+    own = "".join(f", {units:,} {size}" for size, units in answer.sizes.items())
+    say(f"sample {answer.sample}, row {answer.row} of {answer.source}{own}")
+    if answer.left_out:
+        say(f"in no pack: {answer.left_out}")
+    for placed in answer.packs:
+        rows = [
+            (size, f"{load:,}", f"{budget:,}", f"{budget - load:,}", f"{load / budget:.1%}")
+            for size, load, budget in placed.used
+        ]
+        ranks = ", ".join(map(str, placed.ranks))
+        where = f"iteration {placed.iteration} of epoch {placed.epoch}, rank {ranks}, microbatch {placed.micro_batch}"
+        print_table(f"Pack {placed.pack}: {where}", ("size", "in it", "budget", "left", "used"), rows)
+        others = [number for number in placed.samples if number != answer.sample]
+        say_wrapped(f"with {', '.join(map(str, others))}" if others else "alone in it", *placed.reasons)
+
+
 def shown(value: float) -> str:
     """A figure for people."""
     return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
@@ -306,6 +339,9 @@ def shown(value: float) -> str:
 def main() -> None:
     """Choose budgets, pack, write, report."""
     arguments = parse_arguments()
+    if arguments.why:
+        explain(arguments)
+        return
     corpus, built_from = load_corpus(arguments)
     trials = settle_budgets(corpus, arguments)
     settle_further_budgets(corpus, arguments)

@@ -14,6 +14,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.histograms import waste_by_kind
 from omnibal_ext.packing.index.packed_index import REMEDY, PackedIndex
 from omnibal_ext.packing.index.summary import Summary
+from omnibal_ext.packing.index.why import Answer, PlacedPack
 from omnibal_ext.packing.packs import TILES, TOKENS
 from omnibal_ext.reading.checks import record, text
 from omnibal_ext.reading.document import read_lines
@@ -36,6 +37,8 @@ class PackingView:
     """(measure, value) of `omnibal pack`."""
     waste: Sequence[tuple[str, float]] = ()
     tried: Sequence[dict[str, Any]] = ()
+    asked: Answer | None = None
+    """The sample whose packs are drawn, if one was asked for."""
 
     @classmethod
     def of_summary(
@@ -76,6 +79,21 @@ class PackingView:
             drawn.append(draw.histogram(f"{one.units.capitalize()} of a pack", units.tolist(), budget))
         drawn.append(draw.histogram("Samples of a pack", counts.tolist()))
         return drawn
+
+    @property
+    def asked_packs(self) -> list[tuple[PlacedPack, Markup]]:
+        """Packs of the sample that was asked for, each with its budgets drawn."""
+        return [(placed, self._budgets_of(placed)) for placed in self.asked.packs] if self.asked else []
+
+    def _budgets_of(self, placed: PlacedPack) -> Markup:
+        """Draw how full a pack is in each size, and what of it is the sample's, if that is known."""
+        assert self.asked
+        rows = []
+        for size, load, budget in placed.used:
+            own = self.asked.sizes.get(size, 0)
+            parts = [("vit", 100 * own / budget), ("data", 100 * (load - own) / budget)]
+            rows.append((f"{size}: {load:,} of {budget:,}" + f", {own:,} of them the sample's" * (own > 0), parts))
+        return draw.bars(f"Pack {placed.pack}, of {len(placed.samples)} samples", rows, "%", 100)
 
     @property
     def _further(self) -> list[tuple[Modality, int]]:

@@ -1,0 +1,180 @@
+"""Why a sample is in its pack: where that runs, what else is in it, and what of its budgets is left; from an index."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.large_arrays import in_pieces, pieces
+from omnibal_ext.modalities.modality import LANGUAGE, VISION, Budgets
+from omnibal_ext.packing.held_out import HeldOut
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import REMEDY, PackedIndex
+from omnibal_ext.packing.packs import ATTENTION
+from omnibal_ext.reading.checks import integer, record, text
+from omnibal_ext.reading.document import read_lines
+from omnibal_ext.sizes import Sizes
+
+LEFT_OUT = record({"sample": integer(), "reason": text, "detail": text})
+
+
+@dataclass(frozen=True)
+class PlacedPack:
+    """A pack of an index, and where it runs first."""
+
+    index: PackedIndex
+    pack: int
+    epoch: int
+    iteration: int
+    """Counted from 0 over all epochs, of the data-parallel size and microbatches of the index."""
+    ranks: tuple[int, ...]
+    """Data-parallel ranks that run it, several for a wide pack."""
+    micro_batch: int
+
+    @cached_property
+    def samples(self) -> list[int]:
+        """Sample numbers, in order."""
+        found: list[int] = self.index.samples(self.pack).tolist()
+        return found
+
+    @property
+    def loads(self) -> dict[str, int]:
+        """Units of each size in the pack, all ranks together; attention's work is none."""
+        loads = dict(zip(self.index.load_names, self.index.loads[self.pack].tolist(), strict=True))
+        del loads[self.index.load_names[ATTENTION]]
+        return loads
+
+    @property
+    def budgets(self) -> Budgets:
+        """Most units of each limited size, on all of its ranks."""
+        return {size: len(self.ranks) * budget for size, budget in _budgets(self.index).items()}
+
+    @property
+    def used(self) -> list[tuple[str, int, int]]:
+        """(size, units in the pack, most) of each limited size."""
+        return [(size, self.loads[size], budget) for size, budget in self.budgets.items()]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Sentences: which budget closes it, and why it is not narrower."""
+        fullest, load, budget = max(self.used, key=lambda used: used[1] / used[2])
+        if load > budget:
+            return [f"over its budget, {load:,} {fullest} of {budget:,}: alone, by --oversize alone"]
+        found = [f"{fullest} fill it most: {load:,} of {budget:,}, which leaves {budget - load:,}"]
+        if len(self.ranks) > 1:
+            narrower = [width for width in self.index.widths if width < len(self.ranks)][-1]
+            over = narrower * budget // len(self.ranks)
+            found.append(f"on {narrower} rank{'s' * (narrower > 1)} at most {over:,} {fullest} run together")
+        return found
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an index says of a sample."""
+
+    sample: int
+    source: str
+    row: int
+    """Of the sample in its source, counted from 0."""
+    sizes: dict[str, int]
+    """The sample's own; empty if they are not known."""
+    packs: list[PlacedPack]
+    """In order of dispatch; several where an epoch repeats the sample, or the index stores several epochs."""
+    left_out: str
+    """Why it is in no pack; empty if it is in one."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        fields = ("pack", "epoch", "iteration", "ranks", "micro_batch", "samples", "loads", "budgets", "reasons")
+        packs = [{name: getattr(placed, name) for name in fields} for placed in self.packs]
+        of = {"sample": self.sample, "source": self.source, "row": self.row, "sizes": self.sizes}
+        return {**of, "packs": packs, "left_out": self.left_out}
+
+
+def why(index: PackedIndex, sample: str, sizes: Sizes | None = None) -> Answer:
+    """Return where a sample is, and why.
+
+    Args:
+        sample: its number in the corpus, or SOURCE:ROW, with a source's path in the index or its last part; both from 0.
+        sizes: of all samples, if they are known.
+
+    Raises:
+        UserError: the corpus has no such sample.
+    """
+    number, source, row = _find(index, sample)
+    packs = [_placed(index, pack) for pack in _packs_with(index, number)]
+    own = {size: int(sizes.of(size)[number]) for size in _budgets(index)} if sizes is not None else {}
+    return Answer(number, source, row, own, packs, "" if packs else _why_left_out(index, number))
+
+
+def _find(index: PackedIndex, sample: str) -> tuple[int, str, int]:
+    """Return a sample's number, its source and its row there."""
+    named, _, digits = sample.rpartition(":")
+    sources = [(source["name"], source["samples"]) for source in index.manifest["sources"]]
+    wanted = int(digits) if digits.isdecimal() else -1
+    first, found = 0, []
+    for name, count in sources:
+        row = wanted if named else wanted - first
+        if named in ("", name, PurePath(name).name) and 0 <= row < count:
+            found.append((first + row, name, row))
+        first += count
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{name} of {count:,}" for name, count in sources)
+    raise UserError(
+        f"--why {sample}: {index.folder} has {'several' if found else 'no such sample'}; give a number below {first:,}, "
+        f"or SOURCE:ROW of {known}"
+    )
+
+
+def _packs_with(index: PackedIndex, sample: int) -> list[int]:
+    """Return the packs that have a sample, ascending."""
+    found: list[int] = []
+    for piece, (ids,) in zip(pieces(len(index.sample_ids)), in_pieces(index.sample_ids), strict=True):
+        places = piece.start + np.flatnonzero(ids == sample)
+        found += (np.searchsorted(index.pack_offsets, places, side="right") - 1).tolist()
+    return sorted(set(found))
+
+
+def _placed(index: PackedIndex, pack: int) -> PlacedPack:
+    """Return a pack with the place at which it runs first."""
+    ranks = int(index.manifest.get("data_parallel_size", 1))
+    stream = PackStream(index, ranks, index.global_batch // ranks)
+    iteration, slots = next((number, slots) for number, slots in _iterations(stream, index) if (slots == pack).any())
+    of_ranks, micro_batches = np.nonzero(slots == pack)
+    epoch = stream.epoch_of(iteration)
+    return PlacedPack(index, pack, epoch, iteration, tuple(of_ranks.tolist()), int(micro_batches[0]))
+
+
+def _iterations(stream: PackStream, index: PackedIndex) -> Iterator[tuple[int, Any]]:
+    """Yield the stored epochs' iterations with their packs [D, M]."""
+    end = stream.first_iteration(len(index.manifest["epoch_packs"]))
+    step = max(1, 65536 // index.global_batch)
+    for first in range(0, end, step):
+        yield from enumerate(stream.iterations(first, min(first + step, end)), first)
+
+
+def _budgets(index: PackedIndex) -> Budgets:
+    """Return the limits that packs of one rank were filled to, of sizes that have one."""
+    manifest = index.manifest
+    limits = {VISION.size: manifest["sample_vit_budget"], LANGUAGE.size: manifest["sample_llm_budget"]}
+    limits |= {size: budget for size, budget in manifest.get("budgets", {}).items() if size in index.load_names}
+    return {size: budget for size, budget in limits.items() if budget}
+
+
+def _why_left_out(index: PackedIndex, sample: int) -> str:
+    """Return why a sample is in no pack."""
+    for line in read_lines(index.folder / "rejected.jsonl", LEFT_OUT, REMEDY):
+        if line["sample"] == sample:
+            return f"{line['reason']}: {line['detail']}"
+    drawn = index.manifest["built_from"].get("held_out")
+    if drawn:
+        held = HeldOut(**drawn)
+        samples = sum(source["samples"] for source in index.manifest["sources"])
+        if held.draw(samples)[sample] != held.packed:
+            return "not held out: this index has the held-out samples" if held.packed else "held out, by --held-out"
+    return "its source's weight is below 1, and none of the stored epochs draws it"
