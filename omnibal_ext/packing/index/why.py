@@ -99,7 +99,7 @@ def why(index: PackedIndex, sample: str, sizes: Sizes | None = None) -> Answer:
     """Return where a sample is, and why.
 
     Args:
-        sample: its number in the corpus, or SOURCE:ROW, with a source's path in the index or its last part; both from 0.
+        sample: its number in the corpus, or SOURCE:ROW, with a source's path or the last part of it; both from 0.
         sizes: of all samples, if they are known.
 
     Raises:
@@ -126,8 +126,8 @@ def _find(index: PackedIndex, sample: str) -> tuple[int, str, int]:
         return found[0]
     known = ", ".join(f"{name} of {count:,}" for name, count in sources)
     raise UserError(
-        f"--why {sample}: {index.folder} has {'several' if found else 'no such sample'}; give a number below {first:,}, "
-        f"or SOURCE:ROW of {known}"
+        f"--why {sample}: {index.folder} has {'several' if found else 'no such sample'}; give a number below "
+        f"{first:,}, or SOURCE:ROW of {known}"
     )
 
 

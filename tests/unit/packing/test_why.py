@@ -71,7 +71,8 @@ def test_what_fills_a_pack_and_why_it_is_not_narrower_is_said(tmp_path: Path) ->
 def test_a_sample_beyond_its_budget_is_alone_because_that_was_asked_for(tmp_path: Path) -> None:
     index = index_of(corpus_of(0), tmp_path, replace(OPTIONS, oversize="alone", widths=(1,), epochs=1))
     (placed,) = why(index, "129").packs
-    assert (placed.samples, placed.reasons) == ([129], ["over its budget, 900 tokens of 100: alone, by --oversize alone"])
+    assert placed.samples == [129]
+    assert placed.reasons == ["over its budget, 900 tokens of 100: alone, by --oversize alone"]
 
 
 def test_samples_are_named_by_source_and_row_too(tmp_path: Path) -> None:
