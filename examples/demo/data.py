@@ -42,8 +42,8 @@ with exit_on_user_error():
     import sentencepiece
     from PIL import Image, ImageDraw, ImageFont
 
-    from megatron.vlm.data.markup import MARKUPS
     from omnibal_ext.families.internvl.tiling import internvl_grid
+    from omnibal_ext.families.registry import MARKUPS
     from omnibal_ext.modalities.vision.tiling import Grid
 
 NUMBERS = (Interval("[1, 1e9]", "samples heldout_samples"), Interval("[0, 4294967295]", "seed"))

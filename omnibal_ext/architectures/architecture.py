@@ -25,7 +25,7 @@ from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 class PromptFormat:
     """Text and tiles that the model was trained on; a dataset must match. No effect on sizes and costs."""
 
-    image_markup: str = "internvl"  # or "llava": text around an image (megatron.vlm.data.markup)
+    image_markup: str = "internvl"  # or "llava": text around an image (`families/registry.py`)
     image_token_id: int | None = None
     """Id of the token that stands for one image feature; None: unknown."""
     chat_template: str | None = None

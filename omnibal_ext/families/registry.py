@@ -2,9 +2,11 @@
 found by `media.py` beside this file, its torch modules by `megatron/vlm/families/modules.py`."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.errors import UserError
 from omnibal_ext.families.deepseek_vl.family import FAMILY as DEEPSEEK_VL
 from omnibal_ext.families.family import Family, Model
 from omnibal_ext.families.gemma3.family import FAMILY as GEMMA3
@@ -16,6 +18,7 @@ from omnibal_ext.families.idefics3.family import FAMILY as IDEFICS3
 from omnibal_ext.families.internvl.family import FAMILY as INTERNVL
 from omnibal_ext.families.lighton_ocr.family import FAMILY as LIGHTON_OCR
 from omnibal_ext.families.llava.family import FAMILY as LLAVA
+from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.mistral3.family import FAMILY as MISTRAL3
 from omnibal_ext.families.paddleocr_vl.family import FAMILY as PADDLEOCR_VL
 from omnibal_ext.families.paligemma.family import FAMILY as PALIGEMMA
@@ -39,6 +42,10 @@ PARTS: Mapping[str, Part] = {
     **{kind: part for family in FAMILIES for kind, part in family.parts.items()},
 }
 """By `model_type`: sections inside a config.json."""
+MARKUPS: Mapping[str, ImageMarkup] = {markup.name: markup for family in FAMILIES for markup in family.markups}
+"""The text that models expect around images, by the names in dataset manifests."""
+TEMPLATES = {file.stem: file for file in sorted(Path(__file__).parent.glob("*/*.jinja"))}
+"""Name -> program of the chat templates that are ours."""
 _FAMILY_OF = {kind: family for family in FAMILIES for kind in family.models}
 _BY_CLASS = {name: kind for family in FAMILIES for name, kind in family.classes.items()}
 
@@ -58,3 +65,10 @@ def model_of(config: Mapping[str, Any]) -> Model:
 def family_of(architecture: Architecture) -> Family:
     """The family of a model."""
     return _FAMILY_OF[architecture.types[0]]
+
+
+def image_markup(name: str) -> ImageMarkup:
+    """Return the markup of that name. Raises UserError naming the known ones."""
+    if name not in MARKUPS:
+        raise UserError(f"unknown image markup {name!r}; known: {', '.join(MARKUPS)}")
+    return MARKUPS[name]

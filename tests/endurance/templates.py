@@ -20,7 +20,6 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from megatron.vlm.data.formats.kinds import IMAGES
-from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import ChatTemplate, render_chat
 from megatron.vlm.data.turns import ASSISTANT
 from megatron.vlm.preprocessing.chat import parse_conversation
@@ -28,6 +27,7 @@ from megatron.vlm.preprocessing.record_media import SIGHT
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import IMAGE_MARK
+from omnibal_ext.families.registry import MARKUPS
 from tests.unit.preprocessing.test_tool_turns import drawn
 
 SPECIAL = re.compile(r"<\|[^|<>\s]+\|?>|</?s>|<(?:bos|eos|[a-z]+_of_[a-z]+)>|\[/?[A-Z_]+\]|<\uff5c[^\uff5c]+\uff5c>")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
+from omnibal_ext.families.registry import MARKUPS
 from omnibal_ext.modalities.modality import AUDIO
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.columns import REMEDY, columns_of
 from megatron.vlm.data.manifest import check_manifest, read_rules
-from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization
 from megatron.vlm.data.moved import sources_now
 from megatron.vlm.data.sources import Sources
 from omnibal_ext.errors import UserError
@@ -19,6 +18,7 @@ from omnibal_ext.files.folders import refuse_without_manifest
 from omnibal_ext.files.records import verify_checksums
 from omnibal_ext.modalities.item import Rule
 from omnibal_ext.modalities.modality import FURTHER, VISION, Modality, Size
+from omnibal_ext.modalities.vision.normalization import NORMALIZATIONS, Normalization
 from omnibal_ext.modalities.vision.tiling import TilingRule
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes

@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron.vlm.data.columns import columns_of, files_of
-from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.schemas.images import TILES
 from megatron.vlm.data.schemas.registry import SCHEMAS
-from megatron.vlm.data.templates import TEMPLATES
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import TILINGS
+from omnibal_ext.families.registry import MARKUPS, TEMPLATES
 from omnibal_ext.modalities.item import Item, Rule
 from omnibal_ext.modalities.modality import FURTHER, Modality
+from omnibal_ext.modalities.vision.normalization import NORMALIZATIONS
 from omnibal_ext.reading.checks import (
     Check,
     anything,

@@ -19,22 +19,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
-import omnibal_ext.families.registry
 from megatron.vlm.data.answers import Range, opening_of, with_answers
 from megatron.vlm.data.chat_program import REMEDY, TAG, ChatProgram
 from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import IMAGE_MARK, KINDS, QUOTED, HeardTurns, ImageMarkup
+from omnibal_ext.families.registry import TEMPLATES
 from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.reading.costs import CostError, bounded
 
-FILES = Path(omnibal_ext.families.registry.__file__).parent.glob("*/*.jinja")
-TEMPLATES = {file.stem: file for file in sorted(FILES)}
-"""Name -> program of the templates that have one."""
 TOKENS = re.compile(r"\{#- tokens: (.*) -#\}")
 """The special tokens of one of ours, in the order in which ids are given to those that a tokenizer lacks."""
 FORMS: tuple[tuple[str, ...], ...] = ((), (USER, ASSISTANT, TOOL), (SYSTEM, USER, ASSISTANT, TOOL))

@@ -13,7 +13,6 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.inputs.images import order_tensors
-from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.further import FURTHER_INPUTS
@@ -35,6 +34,7 @@ from omnibal_ext.families.registry import MODELS, model_of
 from omnibal_ext.joining.positions import text_and_image_positions
 from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
+from omnibal_ext.modalities.vision.normalization import NORMALIZATIONS
 from omnibal_ext.output import say
 
 TOLERANCE = 1e-4

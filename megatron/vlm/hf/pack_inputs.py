@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from megatron.vlm.data.media.images import Normalization
 from megatron.vlm.models.vit.native import row_layout
 from omnibal_ext.families.family import Packs
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.joining.masks import image_masks
 from omnibal_ext.joining.pack_positions import pack_positions
 from omnibal_ext.joining.positions import Grid
+from omnibal_ext.modalities.vision.normalization import Normalization
 from omnibal_ext.modalities.vision.tiling import FRAMES, SQUARE, TiledImage, TilingRule
 
 Batch = dict[str, Any]

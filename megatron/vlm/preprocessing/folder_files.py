@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.measures.registry import RULES
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
@@ -27,8 +25,10 @@ from omnibal_ext.architectures.folder import CONFIG, OLD_PROCESSOR, PROCESSOR
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import TILINGS, VIDEO_RULES
 from omnibal_ext.families.processor_fields import read_fields, section
+from omnibal_ext.families.registry import MARKUPS
 from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN, VideoRule
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
+from omnibal_ext.modalities.vision.normalization import NORMALIZATIONS
 from omnibal_ext.modalities.vision.tiling import BICUBIC, FRAMES, Processor, TilingRule
 from omnibal_ext.reading.checks import is_number, shown
 from omnibal_ext.reading.fields import Fields

@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron.vlm.data.chat_program import REMEDY
 from megatron.vlm.data.sandbox import DATE
-from megatron.vlm.data.templates import CALL, CALLING, CHATS, LOOK, TEMPLATES, TOLD, ChatTemplate, chat_template
+from megatron.vlm.data.templates import CALL, CALLING, CHATS, LOOK, TOLD, ChatTemplate, chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.tokenizer_files import (
     CONFIG,
@@ -26,6 +26,7 @@ from megatron.vlm.preprocessing.tokenizer_files import (
 )
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup, joined, media_first
+from omnibal_ext.families.registry import TEMPLATES
 from omnibal_ext.reading.costs import tried
 
 SEES = Message(ASSISTANT, "Let me see.", calls=(CALL, Call("wait", {})))

@@ -15,11 +15,11 @@ from typing import Any
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource
 from megatron.vlm.data.manifest import SCHEMA_VERSION, is_read_alike
 from megatron.vlm.data.media.videos import READING
-from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import TEMPLATES
 from omnibal_ext.files.folders import TAKE_ANOTHER
 from omnibal_ext.files.records import sha256_of
 from omnibal_ext.identity import content_of, differences

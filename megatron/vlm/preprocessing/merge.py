@@ -14,18 +14,18 @@ from megatron.vlm.data.columns import COLUMNS
 from megatron.vlm.data.manifest import SCHEMA_VERSION
 from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.rejects import RejectCount, reject_limit
-from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.job import PreprocessJob
 from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
-from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import TEMPLATES
 from omnibal_ext.files.records import checksums_of, write_record
 from omnibal_ext.files.writing import replacing
 from omnibal_ext.launch.apart import apart
 from omnibal_ext.modalities.modality import FURTHER_SIZES
 from omnibal_ext.output import say
+from omnibal_ext.preprocess_flags import SHORTENINGS
 from omnibal_ext.reading.document import sealed
 from omnibal_ext.sizes import Sizes
 
@@ -54,7 +54,7 @@ class _Joined:
     columns: dict[str, list[NDArray[Any]]]
     """Name `of_samples` -> each part's array."""
     video_files: int = 0
-    shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(METHODS), np.int64))
+    shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SHORTENINGS), np.int64))
     sources: list[dict[str, Any]] = field(default_factory=list)
     rejects: RejectCount = field(default_factory=RejectCount)
 
@@ -131,7 +131,7 @@ def _append(part: PreparedPart, writers: "dict[str, ColumnWriter]", joined: _Joi
     writers["media"].append(part.media, part.media_lengths)
     for name, arrays in joined.columns.items():
         arrays.append(part.column(name))
-    joined.shortened += np.bincount(part.shortened, minlength=1 + len(METHODS))[1:]
+    joined.shortened += np.bincount(part.shortened, minlength=1 + len(SHORTENINGS))[1:]
     joined.video_files += int(part.videos.sum())
     joined.rejects.add(part.rejections())
 
@@ -148,7 +148,7 @@ def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, An
         "samples": len(sizes),
         "rejected": joined.rejects.total,
         "rejected_by_reason": dict(sorted(joined.rejects.by_reason.items())),
-        "shortened": {method: int(count) for method, count in zip(METHODS, joined.shortened, strict=True) if count},
+        "shortened": {method: int(count) for method, count in zip(SHORTENINGS, joined.shortened, strict=True) if count},
         "sources": joined.sources,
         "tiles": int(sizes.tiles.sum()),
         "tokens": int(sizes.tokens.sum()),

@@ -25,18 +25,8 @@ from omnibal_ext.families.registry import family_of
 from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN
 from omnibal_ext.modalities.modality import FURTHER
 from omnibal_ext.modalities.vision.tiling import FRAMES
+from omnibal_ext.preprocess_flags import DEFAULTS
 
-DEFAULTS = {
-    "tiling": "internvl",
-    "tile-size": 448,
-    "tokens-per-tile": 256,
-    "normalize": "imagenet",
-    "image-markup": "internvl",
-    "min-tiles": 1,
-    "max-tiles": 12,
-    "thumbnail": True,
-}
-"""Used if neither flag nor model sets them."""
 STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-markup")
 """Settings that the weights depend on: a dataset with others does not fit the model."""
 

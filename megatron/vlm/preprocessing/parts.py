@@ -17,10 +17,10 @@ from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.preprocessing.inputs import FORMATS
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import Sample, SampleMaker, open_recipe
-from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.files.writing import replacing
 from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, VISION
+from omnibal_ext.preprocess_flags import SHORTENINGS
 from omnibal_ext.reading.arrays import read_arrays
 
 
@@ -37,7 +37,7 @@ class PreparedPart:
     further: NDArray[np.int64]  # [sizes, N] units of each of `FURTHER_SIZES`, such as mel frames of all sounds
     lengths: NDArray[np.int64]  # [N] tokens that the language model reads
     supervised: NDArray[np.int64]  # [N] tokens that are to be predicted
-    shortened: NDArray[np.uint8]  # [N] 0, or 1 + the index in `shorten.METHODS`
+    shortened: NDArray[np.uint8]  # [N] 0, or 1 + the index in `SHORTENINGS`
     videos: NDArray[np.int64]  # [N] video files
     lines: NDArray[np.int64]  # [N] number of the line in the input file
     rejected: NDArray[np.uint8]  # JSON lines
@@ -121,7 +121,7 @@ def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[di
         further=np.array([[sample.units(one) for sample in samples] for one in FURTHER], dtype=np.int64),
         lengths=np.array([sample.length for sample in samples], dtype=np.int64),
         supervised=np.array([sample.loss_mask[1:].sum() for sample in samples], dtype=np.int64),
-        shortened=np.array([1 + METHODS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),
+        shortened=np.array([1 + SHORTENINGS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),
         videos=np.array([sample.video_files for sample in samples], dtype=np.int64),
         lines=np.array(lines, dtype=np.int64),
         rejected=np.frombuffer("".join(json.dumps(row) + "\n" for row in rejected).encode(), dtype=np.uint8),

@@ -21,7 +21,7 @@ class Recipe:
     tiling: Tiling
     tokens_per_tile: float = 256  # image tokens per ViT tile; below 1 if tiles are patches
     max_tokens: int | None = None  # longer samples are shortened or rejected
-    shorten: tuple[str, ...] = ()  # of `shorten.METHODS`, in the order in which they are tried
+    shorten: tuple[str, ...] = ()  # of `SHORTENINGS`, in the order in which they are tried
     max_pixels: int = MAX_PIXELS
     decode_images: bool = False  # decode every image and sound, not headers only
     image_checksums: bool = True  # record the CRC-32 of every file

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.formats.kinds import IMAGES, MEDIA, VIDEOS
 from megatron.vlm.data.formats.rows import PartSource, Row
-from megatron.vlm.data.markup import image_markup
-from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, RenderedChat, render_chat
+from megatron.vlm.data.templates import ChatTemplate, RenderedChat, render_chat
 from megatron.vlm.data.turns import SYSTEM, Message
 from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
 from megatron.vlm.preprocessing.folder_template import open_template
@@ -27,6 +26,7 @@ from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import KINDS, HeardTurns
 from omnibal_ext.families.media import TILINGS
+from omnibal_ext.families.registry import TEMPLATES, image_markup
 from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
 from omnibal_ext.modalities.vision.places import Places
 
@@ -44,7 +44,7 @@ class Sample:
     length: int
     """Tokens that the language model reads, those of images and sounds counted."""
     shortened: str | None = None
-    """Of `shorten.METHODS`; None: not shortened."""
+    """Of `SHORTENINGS`; None: not shortened."""
 
     def units(self, modality: Modality) -> int:
         """Return the tiles of all images together, or the mel frames of all sounds."""

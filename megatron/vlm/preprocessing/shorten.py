@@ -20,8 +20,6 @@ from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
 from omnibal_ext.modalities.place import Place
 from omnibal_ext.modalities.vision.tiling import TiledImage
 
-METHODS = ("fewer-tiles", "truncate")
-
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:

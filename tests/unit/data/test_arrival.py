@@ -13,10 +13,10 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.data.arrival import Arrivals, to_device
-from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline import encoding
+from omnibal_ext.modalities.vision.normalization import NORMALIZATIONS
 from tests.distributed import harness
 from tests.media import seen, with_images
 from tests.unit.alone import megatron_alone

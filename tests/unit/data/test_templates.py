@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.templates import TEMPLATES, RenderedChat, chat_template, render_chat
+from megatron.vlm.data.templates import RenderedChat, chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, USER, Call, Message
 from megatron.vlm.preprocessing.samples import tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import MARKUPS, TEMPLATES
 
 
 def test_paligemmas_text_begins_behind_the_last_image() -> None:

@@ -14,18 +14,19 @@ from megatron.vlm.data.inputs.sounds import SoundReader
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_media
 from megatron.vlm.data.media.sounds import load_sound
+from megatron.vlm.preprocessing.command import choices_of, recipe_by
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import SOUND_RULES
 from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import VideoClock
+from omnibal_ext.preprocess_flags import preprocess_parser
 from tests.media import heard, seen
 from tests.unit.data.clips import OF_WORDS, TURNS, noise, write_frames, write_talkie, write_video
 from tests.unit.data.noises import chirp, encoded, write_wav
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.test_sound_samples import HEARD
 from tests.unit.data.test_videos import RULES, SHOWN, made, oracle, written
-from tools import preprocess_data
 
 pytest.importorskip("soxr")
 __all__ = ["oracle"]
@@ -221,8 +222,8 @@ def test_only_models_that_see_and_hear_take_the_flag(films: Path) -> None:
     assert set(SOUND_RULES) == set(CLOCKS)
     words = ["--input", "x", "--output-dir", "y", "--model", "qwen3-omni-30b-a3b", "--tokenizer-model", "z"]
     for flag in (True, False):
-        given = preprocess_data._parser().parse_args([*words, *["--use-audio-in-video"] * flag])
-        recipe = preprocess_data.recipe_by(given, preprocess_data.choices_of(given))
+        given = preprocess_parser(None).parse_args([*words, *["--use-audio-in-video"] * flag])
+        recipe = recipe_by(given, choices_of(given))
         assert (recipe.use_audio_in_video, recipe.clock) == (flag, VideoClock(13))
 
 

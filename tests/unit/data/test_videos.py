@@ -16,7 +16,6 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_media
-from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
 from megatron.vlm.preprocessing.model_recipe import with_video
@@ -27,6 +26,7 @@ from omnibal_ext.families.glm_v.videos import ByLength, BySecond
 from omnibal_ext.families.media import VIDEO_RULES
 from omnibal_ext.families.qwen_omni.videos import Clocked
 from omnibal_ext.families.qwen_vl.videos import Even, Spread
+from omnibal_ext.families.registry import MARKUPS
 from omnibal_ext.families.towers.video_rules import VideoRule, choose_frames, frame_grid
 from omnibal_ext.joining.positions import text_and_image_positions
 from omnibal_ext.modalities.vision.architecture import NativeResolution

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.data.chat_program import GENERATION
-from megatron.vlm.data.templates import TEMPLATES
+from omnibal_ext.families.registry import TEMPLATES
 
 IMAGE_TOKEN, VIDEO_TOKEN, VISION_START, VOCABULARY, SIDE, TILE = 127, 126, 125, 130, 4, 16
 AUDIO_TOKEN, AUDIO_START = 124, 123

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.hf.packs import JoinPack
 from megatron.vlm.media import Images
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.joining import checks
 from omnibal_ext.joining.checks import packs_of
+from omnibal_ext.modalities.vision.normalization import NORMALIZATIONS
 from omnibal_ext.modalities.vision.tiling import TiledImage, VideoFrames
 from tests.unit.hf import models
 from tests.unit.hf.models import IMAGE_TOKEN, VIDEO_TOKEN, Sample

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from megatron.vlm.data.formats.kinds import IMAGES, VIDEOS
-from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.record_media import SIGHT, Senses
 from omnibal_ext.errors import Rejected
+from omnibal_ext.families.registry import MARKUPS
 from tests.demo import turns
 
 RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)

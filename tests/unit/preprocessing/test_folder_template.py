@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from megatron.vlm.data.chat_program import GENERATION
-from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, chat_template, render_chat
+from megatron.vlm.data.templates import ChatTemplate, chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template, open_template
@@ -19,6 +18,7 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.errors import Rejected, UserError
+from omnibal_ext.families.registry import MARKUPS, TEMPLATES
 from tests.demo import byte_level, turns, written
 from tests.unit.preprocessing.test_tool_turns import FAMILIES, drawn
 

@@ -9,9 +9,8 @@ import pytest
 import sentencepiece
 
 from megatron.vlm.data.formats.rows import Row
-from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.templates import TEMPLATES, chat_template, render_chat
+from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
@@ -19,6 +18,7 @@ from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import SampleMaker, tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.errors import Rejected
+from omnibal_ext.families.registry import MARKUPS, TEMPLATES
 from tests.demo import byte_level, turns
 
 transformers = pytest.importorskip("transformers")

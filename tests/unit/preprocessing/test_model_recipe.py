@@ -12,12 +12,11 @@ import pytest
 from PIL import Image
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.templates import TEMPLATES, chat_template
+from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.turns import ASSISTANT, USER, Message
 from megatron.vlm.preprocessing.folder_files import folder_settings
-from megatron.vlm.preprocessing.model_recipe import DEFAULTS, check_tokenizer, model_settings, with_pixels
+from megatron.vlm.preprocessing.model_recipe import check_tokenizer, model_settings, with_pixels
 from megatron.vlm.preprocessing.model_recipe import resolve_settings as settle_with_origins
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import SampleMaker
@@ -27,6 +26,8 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.families.internvl.presets import INTERNVL
 from omnibal_ext.families.llava.presets import LLAVA
 from omnibal_ext.families.media import TILINGS
+from omnibal_ext.families.registry import MARKUPS, TEMPLATES
+from omnibal_ext.preprocess_flags import DEFAULTS
 
 TOKENIZER = Path("tokenizer.model")
 SIDES = {"qwen2-vl-7b": 14, "qwen2.5-vl-7b": 14, "qwen3-vl-8b": 16}

@@ -17,11 +17,11 @@ from PIL import Image
 from megatron.vlm.data.chat_program import GENERATION
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.inputs.images import pixels_of
-from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.templates import TEMPLATES, chat_template
+from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from megatron.vlm.preprocessing.recipe import Recipe
+from omnibal_ext.families.registry import MARKUPS, TEMPLATES
 from tests.demo import byte_level, dataset_of, turns
 from tests.unit.data.torchvision_stand_in import stand_in
 

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from megatron.vlm.data.formats.kinds import IMAGES, SOUNDS, VIDEOS
-from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
 from megatron.vlm.preprocessing.line_fields import quoted
@@ -18,6 +17,7 @@ from megatron.vlm.preprocessing.line_media import written_as
 from megatron.vlm.preprocessing.record_media import Senses
 from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import QUOTED
+from omnibal_ext.families.registry import MARKUPS
 
 ALL = Senses((IMAGES, VIDEOS, SOUNDS))
 PIXEL = base64.b64encode(b"GIF89a").decode()

@@ -13,12 +13,13 @@ from PIL import Image
 from megatron.vlm.data.chat_program import GENERATION
 from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.templates import TEMPLATES, chat_template
+from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import SampleMaker
 from omnibal_ext.errors import Rejected
+from omnibal_ext.families.registry import TEMPLATES
 from omnibal_ext.modalities.modality import VISION
 from tests.demo import byte_level
 
