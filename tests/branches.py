@@ -124,7 +124,7 @@ def record(tests: list[str]) -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         notes, site = Path(folder) / "notes", str(Path(__file__).parent / "noting")
         notes.touch()
-        there = {"NOTED": str(notes), "NOTED_BY": site, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}"}
+        there = {"NOTED": str(notes), "PYTHONPATH": f"{ROOT}{os.pathsep}{site}"}
         command = [sys.executable, "-m", "pytest", "-q", *tests]
         subprocess.run(command, cwd=ROOT, env={**os.environ, **there}, check=False)
         for line in notes.read_text().splitlines():

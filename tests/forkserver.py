@@ -45,10 +45,7 @@ PRELOADED = (
     *("torch.distributed.run", "megatron.core.models.mimo"),
     *("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "numba.typed", "rich._emoji_codes"),
 )
-OF_MANY = (
-    *("megatron.core.tokenizers.text.text_tokenizer", "megatron.core.tokenizers.text.models"),
-    *("scipy.linalg", "sklearn.datasets", "PIL.ImageDraw"),
-)
+OF_MANY = ("megatron.core.tokenizers.text.text_tokenizer", "scipy.linalg", "sklearn.datasets", "PIL.ImageDraw")
 """Modules that some programs import, each a second: worth it where hundreds are forked."""
 A_CHANGE = 1e-4
 """Seconds that a change of places counts as where a tower is planned beside the pipeline, many times what it takes: no

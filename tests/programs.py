@@ -23,8 +23,8 @@ import psutil
 from tests.warm_python import ask
 
 ROOT = Path(__file__).parents[1]
-PATH = (str(ROOT), *filter(None, [os.environ.get("NOTED_BY")]))
-"""Python's path of all programs (`tests.branches`)."""
+PATH = (str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+"""Python's path of all programs: that of the tests (`tests.branches` notes by it, another Megatron comes by it)."""
 TIME_LIMIT = 1000.0
 """Seconds that a program has."""
 GRACE_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""setup.sh and smoke.sh: a wrong Python costs a second, what is made is kept, what cannot be made is said."""
+"""setup.sh, smoke.sh, next_core.sh: a wrong Python costs a second; what is made is kept, what cannot be is said."""
 
 import os
 import re
@@ -134,3 +134,22 @@ def test_the_newest_are_looked_for_each_time_and_tested(checkout: Path) -> None:
         assert "--editable .[train,demo,test] " in asked[-3]
         assert "tests/smoke.py" in asked[-2]
         assert "-m pytest" in asked[-1]
+
+
+def test_core_s_next_version_is_on_the_path_of_its_tests_alone(checkout: Path) -> None:
+    """The index's, or of a folder that is named; parity is that of two ranks."""
+    for named, wanted in (({}, "megatron-core>=0.20"), ({"OMNIBAL_CORE_MAIN": "/their/main"}, "/their/main")):
+        code, said, asked = start(checkout, "next_core.sh", **named)
+        assert code == 0, said
+        assert re.search(rf"pip install .*--target \S+/core .* {wanted} \(", asked[-3])
+        assert "tests/unit/models" in asked[-2]
+        assert re.findall(r"\[([a-z ]+)\]", asked[-1]) == ["one rank", "pipeline", "tensor", "data"]
+
+
+@pytest.mark.parametrize(("named", "code"), [({}, 0), ({"OMNIBAL_CORE_MAIN": "/their/main"}, 2)])
+def test_only_a_folder_that_is_named_must_build(named: dict[str, str], code: int, checkout: Path) -> None:
+    found, said, asked = start(checkout, "next_core.sh", FAILS="--target", **named)
+    assert found == code
+    assert "ERROR: no network" in said
+    assert ("skipped: " in said) == (not code)
+    assert not any("pytest" in line for line in asked)
