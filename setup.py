@@ -16,10 +16,27 @@ PAGES = {
 }
 LINKS = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)")
 """To files beside README.md, and pictures among them."""
+BY_PIP = """## Install
+
+On Linux with Python 3.11 to 3.13 (on 3.11 with `--no-deps --ignore-requires-python 'megatron-core>=0.19.2,<0.20'` too):
+
+```sh
+pip install 'omnibal[train]'    # preprocessing, training, weights in and out, any PyTorch loop, omnibal prove
+pip install omnibal             # the packer and the planner alone: neither torch nor Megatron
+omnibal --help
+```
+
+Files of tables, videos, sounds, other torches, no network: [docs/install.md](docs/install.md). Benchmarks, examples and
+a quickstart on demo data ([docs/quickstart.md](docs/quickstart.md)) are in a clone.
+
+"""
+"""Takes the place of what README says to who has a clone."""
+OF_A_CLONE = re.compile(r"^## (?:Install|Try it)\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
 
 
 def readme() -> str:
-    """README.md as an index shows it, where nothing lies beside it: links lead to HOME, or are their words alone."""
+    """README.md as an index shows it, for who installs by pip: no clone is asked for, and nothing lies beside it; links
+    lead to HOME, or are their words alone."""
 
     def linked(link: re.Match[str]) -> str:
         picture, words, path = link.groups()
@@ -27,7 +44,9 @@ def readme() -> str:
             return "" if picture else words
         return f"{picture}[{words}]({HOME}/{'raw' if picture else 'blob'}/main/{path})"
 
-    return LINKS.sub(linked, Path(__file__).with_name("README.md").read_text(encoding="utf-8"))
+    sections = iter((BY_PIP, ""))
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    return LINKS.sub(linked, OF_A_CLONE.sub(lambda _: next(sections), text))
 
 
 setup(
@@ -35,6 +54,7 @@ setup(
     version="0.1.0",
     description="Balanced training of vision-language models on Megatron Core",
     python_requires=">=3.11,<3.14",  # what megatron-core 0.19 has wheels for
+    author="The authors of OmniBal on Megatron Core",  # as in CITATION.cff
     long_description=readme(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -92,6 +112,7 @@ setup(
         "video": ["av>=14.1,<19"],
         "audio": ["av>=16,<19", "soxr>=0.5,<2"],
         "demo": ["scikit-learn>=1.5,<2"],
+        "docs": ["mkdocs-material>=9.6,<10"],
         "test": [
             "pytest>=8,<10",
             "pytest-xdist>=3.6,<4",

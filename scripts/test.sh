@@ -2,10 +2,10 @@
 # Lint, types and tests, from a fresh clone:
 #   bash scripts/test.sh                      everything, and the smoke of what users install (scripts/smoke.sh)
 #   bash scripts/test.sh --long               before a release: the newest packages that setup.py allows, Megatron Core's next
-#                                             version, whole grids, all families, every benchmark's short form
+#                                             version, whole grids, all families, every benchmark's short form, the site
 #   bash scripts/test.sh --quick              without the tests that start ranks and whole commands
 #   bash scripts/test.sh [pytest arguments]   the tests they choose
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo,test
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo,test"$([[ "${1:-}" != --long ]] || echo ,docs)"
 failed=0
 said=$(mktemp -d)
 declare -A beside=()
@@ -19,6 +19,7 @@ start() { # NAME COMMAND...: beside the tests, said behind them
 if [[ "${1:-}" == --long ]]; then
     bash scripts/smoke.sh --newest || failed=$?
     bash scripts/next_core.sh || failed=$?
+    NO_MKDOCS_2_WARNING=1 start site mkdocs build --strict --site-dir "$said/pages"
 elif [[ $# == 0 ]]; then
     start smoke bash scripts/smoke.sh
 elif [[ "$1" == --quick ]]; then

@@ -99,6 +99,9 @@ def test_an_index_is_told_what_it_shows(wheel: Path) -> None:
     assert not link.findall(fields.get_payload())
     assert "docs/data.md" in fields.get_payload()
     assert "timeline.png" not in fields.get_payload()
+    assert fields["Author"] in (ROOT / "CITATION.cff").read_text()
+    assert "pip install 'omnibal[train]'" in fields.get_payload()
+    assert not re.search(r"bash scripts/\w+\.sh|^In a clone, ", fields.get_payload(), re.MULTILINE)
     fields, urls = told(next(wheel.parent.glob("*.dist-info/METADATA")).read_text())
     assert urls["Changelog"] == f"{HOME}/blob/main/CHANGELOG.md"
     assert list(urls) == ["Paper", "Source", "Documentation", "Changelog", "Issues"]
