@@ -18,7 +18,7 @@ import pytest
 from tests.programs import ROOT, environment, tool
 from tests.system.families import save_model
 
-DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "```bash" in path.read_text())
+DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if "```bash" in path.read_text())
 ELSEWHERE = {
     r"bash scripts/(quickstart|test|setup|mutate)\.sh": "what the tests themselves are started with, and minutes long",
     r"docker ": "needs Docker",

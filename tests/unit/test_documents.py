@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PROGRAMS = sorted(path for room in ("tools", "benchmarks", "examples") for path in (ROOT / room).glob("*.py"))
 COMMANDS = {"preprocess": "preprocess_data", "pack": "pack_data", "profile": "profile_layers", "plan": "plan_layout",
             "convert": "convert_checkpoint", "launch": "launch", "report": "report", "look": "look",
             "level": "level_packs"}  # fmt: skip
 
 PROGRAM = re.compile(r"(tools|benchmarks|examples|scripts)/[\w./]+\.(py|sh|sbatch)")
+
+
+GENERATED = {"api.md": "python -m tests.reference", "flags.md": "python -m tests.flag_page"}
+"""Pages of all that there is of a kind, by what makes them."""
+LONGEST = 20_000
+"""Bytes of a page that someone wrote: what a user needs and what is looked up are pages of their own."""
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -61,6 +67,15 @@ def test_links_lead_somewhere(path: Path) -> None:
             target = path.parent / name if name else path
             assert target.exists(), f"{path.name}: {name}"
             assert not title or title in titles(target), f"{path.name}: {name}#{title}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_pages_are_short_and_lead_on(path: Path) -> None:
+    """The site's navigation is README's list, and each trainer's page."""
+    if "docs" in path.parts and path.name not in GENERATED:
+        assert path.stat().st_size <= LONGEST, f"{path.name}: split it"
+    if path.parent == ROOT / "docs" and path.name != "verdicts.md":
+        assert f"](docs/{path.name})" in (ROOT / "README.md").read_text().partition("\n## Documentation\n")[2]
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *PROGRAMS], ids=lambda path: path.name)
@@ -124,7 +139,7 @@ def pattern(line: str) -> str:
 
 def test_commands_have_one_form() -> None:
     """A wheel has no tools/, and a clone that is not installed fails with a traceback there."""
-    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     texts += [path for room in ("omnibal_ext", "megatron/vlm", "tools") for path in (ROOT / room).rglob("*.py")]
     programs = "|".join(f"{tool}\\.py" for tool in COMMANDS.values())
     other = re.compile(rf"(?<![\w/(.])(?:python )?tools/(?:{programs})")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.reference import PAGE, ROOT, reference
 
-USERS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")])
+USERS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")])
 OURS = ("omnibal_ext", "megatron.vlm")
 
 

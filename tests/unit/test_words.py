@@ -16,7 +16,7 @@ FORMATS = re.compile(r"levelled-[{\d]|\.aside\b|\[['\"]road['\"]\]|\"road\":")
 
 def files() -> list[Path]:
     code = [path for package in ("omnibal_ext", "megatron", "tools") for path in (ROOT / package).rglob("*.py")]
-    return [*code, *ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    return [*code, *ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
 def test_private_words_stay_out() -> None:

@@ -81,8 +81,8 @@ def resolve_settings(given: Mapping[str, Any], model: str | None) -> dict[str, F
     if "chat-template" not in settled:
         remedy = f"copy the model's chat_template.jinja into {model}" if model else "give --model, which says it"
         raise UserError(
-            f"there is no chat template: {remedy}, or name one (docs/data.md) by --chat-template of omnibal launch "
-            "or preprocess"
+            f"there is no chat template: {remedy}, or name one (docs/chat-templates.md) by --chat-template of omnibal "
+            "launch or preprocess"
         )
     return settled
 

@@ -101,7 +101,7 @@ def test_the_last_word_of_the_vocabulary_is_one_and_the_next_is_none(
 
 
 def documented() -> set[str]:
-    page = (ROOT / "docs/data.md").read_text().partition("## What is rejected")[2].partition("\n##")[0]
+    page = (ROOT / "docs/rejected.md").read_text().partition("\n##")[0]
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     return {reason for row in rows for reason in re.findall(r"`(\w+)`", row)}
 
