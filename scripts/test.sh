@@ -19,7 +19,6 @@ start() { # NAME COMMAND...: beside the tests, said behind them
 if [[ "${1:-}" == --long ]]; then
     bash scripts/smoke.sh --newest || failed=$?
     bash scripts/next_core.sh || failed=$?
-    NO_MKDOCS_2_WARNING=1 start site mkdocs build --strict --site-dir "$said/pages"
 elif [[ $# == 0 ]]; then
     start smoke bash scripts/smoke.sh
 elif [[ "$1" == --quick ]]; then
