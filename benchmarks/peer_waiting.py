@@ -1,6 +1,7 @@
 """How long data-parallel ranks wait for the slowest, by the packs and orders of others and by `pack`.
 
     python benchmarks/peer_waiting.py [--environment DIR] [--ranks 8 64 512] [--samples 12000] [--corpora NAME...]
+        [--picture FILE]
 
 Lengths alone, no model is run: the peers' own code (`peer_orders.py`) puts together the published lengths, a LLaVA-like
 corpus (one tile a sample) and one at native resolution (patches), at the same token budget. A step is a pack a rank,
@@ -13,7 +14,8 @@ The bound is what no packs in random order fall below, as many as those of `pack
 `pack` is used as the integrations do: each rank packs a buffer of 1000 samples of its own with no costs (Energon,
 VeOmni), or all lengths are packed together with the model's (Automodel, PackedBatches); beside it is what `omnibal
 pack` orders for so many ranks. Milliseconds are the processor's of `pack` on a buffer. The last line is the median over
-corpora and models of the least waiting of the others over that of `pack` with costs.
+corpora and models of the least waiting of the others over that of `pack` with costs. The picture, README's, has what an
+8B waits at the last number of ranks by the packs of the others and by `omnibal pack`.
 """
 
 import argparse
@@ -45,10 +47,12 @@ from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
 MODELS = {PUBLISHED: "internvl3.5", "single tiles": "internvl3.5", "patches": "qwen3-vl"}
+TITLES = {PUBLISHED: "published lengths", "single tiles": "LLaVA-like, single tiles", "patches": "native, patches"}
 TOKENS_A_TILE = {PUBLISHED: 256.0, "single tiles": 576.0, "patches": 0.25}
 BUFFER, TIMED, BATCH = 1000, (1000, 10_000), 4
 BUFFERS, TOGETHER, INDEX = "pack, a rank's buffers of 1000", "pack, all lengths, with costs", "omnibal pack"
 THEIR_TILES = "pack, with costs, at their tiles"
+OURS = (BUFFERS, TOGETHER, INDEX, THEIR_TILES)
 BOUND = "bound of random orders"
 
 
@@ -99,8 +103,8 @@ def by_index(sizes: Sizes, budgets: tuple[int, int], ranks: int, costs: PackCost
         return [[index.samples(int(number)).tolist() for number in step.ravel()] for step in chosen]
 
 
-def compare(name: str, samples: int, ranks: int, python: str) -> list[float]:
-    """Print a table of a corpus; return how much longer the best of the others waits than `pack`, for each model."""
+def compare(name: str, samples: int, ranks: int, python: str) -> list[dict[str, float]]:
+    """Print a table of a corpus; return the share of time that each way waits: 2B, as a pipeline, 8B, as a pipeline."""
     sizes, budgets = corpus_of(name, samples)
     images = np.minimum(sizes.tiles * TOKENS_A_TILE[name], sizes.tokens).astype(int)
     question = Question(sizes.tokens.tolist(), sizes.tiles.tolist(), images.tolist(), budgets[1], budgets[0], BATCH,
@@ -125,7 +129,18 @@ def compare(name: str, samples: int, ranks: int, python: str) -> list[float]:
     rows.append((BOUND, "", "", *bounds))
     print_table(f"{name}: {len(sizes):,} samples, {budgets[0]:,} tiles and {budgets[1]:,} tokens, {ranks} ranks",
                 ("", "packs", "tiles", "2B", "2B, pipeline", "8B", "8B, pipeline"), rows)  # fmt: skip
-    return [min(column[way] for way in packed) / max(1e-9, column[TOGETHER]) for column in columns if packed]
+    return columns
+
+
+def lead(column: dict[str, float]) -> float:
+    """How much longer the best of the others waits than `pack`."""
+    return min(share for way, share in column.items() if way not in OURS) / max(1e-9, column[TOGETHER])
+
+
+def drawn(columns: list[dict[str, float]]) -> dict[str, float]:
+    """What an 8B waits, by short names: the others' in their order, and what `omnibal pack` orders."""
+    short = {way: way.partition(",")[0].partition("'")[0] for way in columns[2] if way not in OURS} | {INDEX: INDEX}
+    return {name: columns[2][way] for way, name in short.items()}
 
 
 def fullest(steps: Steps, sizes: Sizes) -> int:
@@ -165,12 +180,18 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512], help="data-parallel ranks")
     parser.add_argument("--samples", type=int, default=12_000)
     parser.add_argument("--corpora", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--picture", type=Path, help="SVG to write")
     arguments = parser.parse_args()
     python = python_of(arguments.environment) if arguments.environment else sys.executable
     print_table("milliseconds of pack", ("", *(f"{count:,} samples" for count in TIMED)), map(timed, arguments.corpora))
     print(f"first call: {first_calls()}")
     for ranks in arguments.ranks:
-        ratios = [ratio for name in arguments.corpora for ratio in compare(name, arguments.samples, ranks, python)]
+        found = {name: compare(name, arguments.samples, ranks, python) for name in arguments.corpora}
+        ratios = [lead(column) for columns in found.values() for column in columns if {*column} - {*OURS}]
+        if arguments.picture:
+            from benchmarks.picture import write_bars
+
+            write_bars(arguments.picture, {TITLES[name]: drawn(columns) for name, columns in found.items()}, INDEX)
         print(f"waiting at {ranks} ranks, the best of the others over ours, median: {median(ratios):.2f}x")
 
 

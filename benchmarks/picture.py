@@ -1,8 +1,9 @@
-"""Timelines as PNG, for README.md (`benchmarks/timeline.py`); needs matplotlib."""
+"""Pictures for README.md, of `benchmarks/timeline.py` and `benchmarks/peer_waiting.py`; needs matplotlib."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -49,6 +50,24 @@ def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
     axes[0].legend(handles=patches, ncols=len(patches), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
     figure.tight_layout()
     figure.savefig(path, format="png", dpi=150)
+
+
+def write_bars(path: str | Path, bars: Mapping[str, Mapping[str, float]], ours: str) -> None:
+    """Draw shares as SVG: a panel for each corpus, a bar for each way, with its figure; `ours` in colour."""
+    figure = Figure(figsize=(10, 0.7 + 0.27 * len(next(iter(bars.values())))))
+    for axis, (corpus, shares) in zip(figure.subplots(1, len(bars), squeeze=False)[0], bars.items(), strict=True):
+        colours = [COLOURS["llm"] if way == ours else COLOURS["other"] for way in shares]
+        drawn = axis.barh(list(shares), list(shares.values()), color=colours)
+        axis.bar_label(drawn, fmt="{:.1%}", padding=2)
+        axis.set_xlim(0, 1.2 * max(max(one.values()) for one in bars.values()))
+        axis.set_title(corpus, loc="left", fontsize=10)
+        axis.invert_yaxis()
+        axis.set_xticks([])
+        axis.tick_params(left=False, labelleft=axis.get_subplotspec().is_first_col())
+        axis.spines[:].set_visible(False)
+    figure.tight_layout()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "omnibal"}):  # text as text; the same bytes
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def colour(part: str, phase: str) -> tuple[float, float, float, float]:

@@ -46,7 +46,7 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
         r"samples a second over packs as they come, median: LoongForge's levelling \S+%, ours \S+%",
     ),
     "peer_waiting.py": (
-        ("--samples", 400, "--ranks", 2, "--corpora", "single tiles"),
+        ("--samples", 400, "--ranks", 2, "--corpora", "single tiles", "--picture", "PICTURE"),
         r"waiting at 2 ranks, the best of the others over ours, median: \S+x",
     ),
     "peers.py": (
@@ -82,7 +82,7 @@ def started() -> set[str]:
 
 def test_every_benchmark_has_a_short_form() -> None:
     assert started() == set(SHORT) | set(ELSEWHERE)
-    documents = "".join(path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+    documents = "".join(path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
     assert set(re.findall(r"`python benchmarks/(\w+\.py)", documents)) <= started()
 
 
