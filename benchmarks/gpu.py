@@ -11,6 +11,8 @@ processes of their own.
     layers      every kind of layer of the model at its packs, per recompute mode: milliseconds, TFLOP/s, the share of
                 what a large matrix product reaches; bytes as the plan counts them, as allocated, and as reserved
     training    iterations of the trainer: the loss falls; useful tokens a second, TFLOP/s, MFU, bytes
+    trace       seconds of the trainer's kernels by kind of layer, beside the least that the work takes; what is not
+                explained; how many plans cuDNN builds; attention over tiles and masked samples two ways
     against     the profile beside the trainer: by part of the model, step, bytes
     text        the same model on packs of words alone: what share of its pace is left where there are images
     resume      a run that goes on from a save, against one that was not stopped: bit for bit
@@ -48,7 +50,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import bare, gpu_answers, gpu_cards, gpu_layers, gpu_packs, gpu_peers, gpu_probes, gpu_training
+from benchmarks import (
+    bare,
+    gpu_answers,
+    gpu_cards,
+    gpu_layers,
+    gpu_packs,
+    gpu_peers,
+    gpu_probes,
+    gpu_trace,
+    gpu_training,
+    gpu_ways,
+)
 from benchmarks.gpu_parts import EXPECTED, PACKS
 from megatron.vlm import platform
 from omnibal_ext import console
@@ -75,6 +88,10 @@ that of the seconds of a profile: 3 to 4.5% were seen."""
 MODES = ("recompute", "recompute_cheap")
 LARGE = 0.05
 """Share of a step from which on a part of it is judged."""
+MOST_COUNTING = 300.0
+"""Seconds in which the launches of an iteration are counted, beside the trace."""
+LARGEST = 4
+"""Groups that are named of what is not explained."""
 LEAST = 5.0
 """Seconds without which no further part begins."""
 
@@ -242,6 +259,28 @@ def against(verdict: Verdict) -> None:
         verdict.differences["bytes of a run"] = abs(planned["GiB"] / seen["GiB"] - 1)
 
 
+def trace(verdict: Verdict) -> None:
+    """What the card does in a pack's milliseconds."""
+    size, packs = verdict.size, verdict.packs()
+    counting = ThreadPoolExecutor(1).submit(
+        gpu_trace.counted, size.model, verdict.folder / PACKS, len(packs), min(verdict.left, MOST_COUNTING)
+    )
+    seen, _ = gpu_trace.traced(size.model, packs, size.packs, verdict.folder / "trace")
+    model, peak = preset(size.model), verdict.found.get("reached", {}).get("peak_flops")
+    kernel = next(iter(platform.attention_kernels(model.language.attentions[0].head_dim)), "")
+    reach = gpu_trace.Reach.of(verdict.found["device"], kernel, model.vision.native is not None, peak)
+    asked = counting.result()
+    rows = gpu_trace.rows(seen, asked, len(packs), reach)
+    rows += gpu_trace.of_ways(gpu_ways.ways(size.model, size.budgets[0]))
+    pack = seen.seconds / seen.packs * 1e3
+    columns = ("layer and pass", "kernels", "launches", "counted", "ms", "least", "not explained")
+    console.print_table(f"{size.model}, {pack:.1f} ms a pack", columns, gpu_trace.shown(rows))
+    beyond = gpu_trace.not_explained(rows)
+    largest = ", ".join(f"{name} {ms:.1f}" for name, ms in list(beyond.items())[:LARGEST])
+    print(f"not explained: {sum(beyond.values()):.1f} of {pack:.1f} ms a pack, most of it {largest}")
+    verdict.found["trace"] = {"milliseconds a pack": pack, "not explained": sum(beyond.values()), "rows": rows}
+
+
 def text(verdict: Verdict) -> None:
     """Packs that fill the language budget."""
     size = verdict.size
@@ -350,8 +389,8 @@ def linear(verdict: Verdict) -> None:
 
 PARTS: dict[str, Callable[[Verdict], None]] = {
     part.__name__: part
-    for part in (start, answers, layers, training, against, text, resume, host, peers, lora, pipeline, attention, waits,
-                 queues, linear)
+    for part in (start, answers, layers, training, against, trace, text, resume, host, peers, lora, pipeline,
+                 attention, waits, queues, linear)
 }  # fmt: skip
 """In this order."""
 

@@ -17,7 +17,7 @@ FIELDS = (
     "model", "card", "date", "commit", "command", "versions", "budgets", "packs an iteration", "first loss",
     "last loss", "milliseconds an iteration", "useful tokens a second", "TFLOP/s", "MFU", "GiB planned", "GiB seen",
     "step, planned over trained", "parts, planned over trained", "share of text-only TFLOP/s", "resumed, difference",
-    "transformers, ours over it", "with adapters",
+    "transformers, ours over it", "with adapters", "trace",
 )  # fmt: skip
 COLUMNS = {
     "card": "card", "model": "model", "milliseconds an iteration": "ms an iteration",
@@ -53,6 +53,7 @@ def card(found: Mapping[str, Any], command: str) -> dict[str, Any]:
         }
     if "lora" in found:
         values["with adapters"] = {"model": found["adapted"], **found["lora"]}
+    values["trace"] = found.get("trace")
     return {name: UNVERIFIED if values.get(name) is None else values[name] for name in FIELDS}
 
 

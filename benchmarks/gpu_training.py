@@ -7,7 +7,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -96,8 +96,11 @@ class Run:
         return self.mean("seconds")
 
 
-def run_trainer(model: str, packs: Packs, an_iteration: int, iterations: int, folder: Path, *flags: str) -> Run:
-    """Train so many iterations of `an_iteration` packs; `folder` gets metrics and timelines."""
+def run_trainer(
+    model: str, packs: Packs, an_iteration: int, iterations: int, folder: Path, *flags: str,
+    make: Callable[[Any, RandomPacks, Path], RandomTrainer] = RandomTrainer,
+) -> Run:  # fmt: skip
+    """Train so many iterations of `an_iteration` packs, by what `make` gives; `folder` gets metrics and timelines."""
     folder.mkdir(parents=True, exist_ok=True)
     metrics, began = folder / "metrics.jsonl", time.perf_counter()
     words = ["--model", model, "--lr", "1e-4", "--train-iters", str(iterations), "--log-interval", "1", *AS_TRAINED]
@@ -107,7 +110,7 @@ def run_trainer(model: str, packs: Packs, an_iteration: int, iterations: int, fo
         inputs = parse_arguments(words)
         platform.take_device()
         _forget_peak()
-        trainer = RandomTrainer(inputs, RandomPacks(model, tuple(map(tuple, packs))), folder)
+        trainer = make(inputs, RandomPacks(model, tuple(map(tuple, packs))), folder)
         train(trainer)
         weights = float(sum(weight.detach().double().abs().sum() for weight in trainer.stage.parameters()))
     intervals, lanes = training_intervals(metrics), complete_lines(folder / TIMELINE)[0]

@@ -83,6 +83,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.expert_model_parallel_size,
         Adapters.of(arguments),
         arguments.replica_ranks,
+        "flash_attention_4" if _version("flash-attn-4") else "",
     )
     profile.save(arguments.output)
     return profile

@@ -22,7 +22,7 @@ tensor-parallel ranks:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
@@ -86,14 +86,26 @@ class Device:
     attention_efficiency: float
     bandwidth_efficiency: float = 0.8
     overhead_bytes: float = OVERHEAD_BYTES
+    attention_kernels: Mapping[str, float] = field(default_factory=dict)
+    """The fraction of `flops` that attention reaches, by kernel; for one that is not here `attention_efficiency`."""
+
+    def attending(self, kernel: str) -> "Device":
+        """Return it where attention is computed by `kernel`."""
+        return replace(self, attention_efficiency=self.attention_kernels.get(kernel, self.attention_efficiency))
 
 
+HOPPER = {"flash_attention_4": 0.46, "transformer_engine": 0.49, "flash_attention": 0.23, "variable_length": 0.23,
+          "cudnn": 0.38}  # fmt: skip
+"""Attention's forward on an H100 over 989 TFLOP/s. FlashAttention-4 460 TFLOP/s, FlashAttention-2, which torch's own
+variable-length attention is, 225: 2,048 tokens, 32 heads of 128 in 4 groups (github.com/mlc-ai/pith-train, pull request
+2; backward is said to gain as much). cuDNN 484: causal, 2,048 tokens, heads of 128, which Transformer Engine calls; 373
+without a mask, 1,024 tokens, heads of 64, as a ViT's tiles have them (arXiv 2407.08608, figure 5)."""
 DEVICES = {
     device.name: device
     for device in (
         Device("a100", 312e12, 80e9, 2.039e12, 300e9, 25e9, 0.70, 0.50),
-        Device("h100", 989e12, 80e9, 3.35e12, 450e9, 50e9, 0.60, 0.45),
-        Device("h200", 989e12, 141e9, 4.8e12, 450e9, 50e9, 0.60, 0.45),
+        Device("h100", 989e12, 80e9, 3.35e12, 450e9, 50e9, 0.60, 0.45, attention_kernels=HOPPER),
+        Device("h200", 989e12, 141e9, 4.8e12, 450e9, 50e9, 0.60, 0.45, attention_kernels=HOPPER),
     )
 }
 
@@ -110,13 +122,16 @@ def analytic_profile(
     expert_model_parallel_size: int = 1,
     adapters: Adapters = NO_ADAPTERS,
     replica_ranks: int = 0,
+    attention: str = "",
 ) -> Profile:
     """Return the profile of a model on a100, h100 or h200, for packs of these `budgets`; of a size that is not given,
     1.
 
     `measured` (`measured_device`) replaces the efficiencies stated here. Seconds at the budgets are those of a pack of
     one sample; the fits price others. `replica_ranks` (pipeline x tensor-parallel) above 0 adds the costs of a
-    replicated tower. Raises UserError for unknown devices, sizes below 1, and experts that these ranks cannot divide.
+    replicated tower. `attention`: the kernel that attends over packs of words, and over images at their own size, a key
+    of `Device.attention_kernels`. Raises UserError for unknown devices, sizes below 1, and experts that these ranks
+    cannot divide.
     """
     if device not in DEVICES:
         raise UserError(f"device {device!r} is not known; choose one of {', '.join(DEVICES)}, or measure a profile")
@@ -130,18 +145,22 @@ def analytic_profile(
         raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
     check_expert_ranks(architecture, expert_model_parallel_size, (tensor_model_parallel_size, data_parallel_size))
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
+    over_packs = gpu.attending(attention)
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
     budgets = architecture.profiled(budgets)
     works = layer_works(architecture, budgets, t, expert_model_parallel_size)
+    places = dict.fromkeys(works, gpu) | ({"vit": over_packs} if architecture.vision.native else {})
     for name, layer in dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True)):
-        if isinstance(layer, Layer) and layer.attention and layer.attention.is_masked:  # torch computes all scores
-            work = works[name]
-            works[name] = replace(work, attention=2 * work.attention, per_square=2 * work.per_square)
+        if isinstance(layer, Layer) and layer.attention:
+            places[name] = over_packs
+            if layer.attention.is_masked:  # torch computes all scores
+                work, places[name] = works[name], gpu
+                works[name] = replace(work, attention=2 * work.attention, per_square=2 * work.per_square)
     units = {kind: budgets[size_of(kind)] for kind in works}
     trained = adapters.trained(frozen)
     added = adapters_works(architecture, adapters, works, t)
     layers = {
-        kind: _layer_cost(kind, work, units[kind], gpu, ranks, trained.mode(kind), added.get(kind))
+        kind: _layer_cost(kind, work, units[kind], places[kind], ranks, trained.mode(kind), added.get(kind))
         for kind, work in works.items()
     }
     of_towers: dict[str, Any] = {}
@@ -149,7 +168,8 @@ def analytic_profile(
         whole: Mapping[str, LayerCost] = {}
         if t > 1:
             unsharded = (1, d, distributed_optimizer, trained.frozen, measured)
-            whole = analytic_profile(architecture, device, budgets, *unsharded, adapters=adapters).layers
+            how: dict[str, Any] = {"adapters": adapters, "attention": attention}
+            whole = analytic_profile(architecture, device, budgets, *unsharded, **how).layers
         of_towers = {
             "whole_layers": {kind: cost for kind, cost in whole.items() if chain_kind(kind) in TOWER_KINDS},
             "image_tiles": float(IMAGE_PATCHES) if architecture.vision.native else 0.0,
@@ -178,7 +198,7 @@ def analytic_profile(
         notes={
             "analytic": True,
             "matrix_efficiency": gpu.matrix_efficiency,
-            "attention_efficiency": gpu.attention_efficiency,
+            "attention_efficiency": over_packs.attention_efficiency,
             "bandwidth_efficiency": gpu.bandwidth_efficiency,
             "data_parallel_size": d,
             "distributed_optimizer": distributed_optimizer,

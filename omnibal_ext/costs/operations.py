@@ -106,4 +106,4 @@ def _device(key: str, record: Any) -> Device:
     for name, share in found.items():
         if not isinstance(share, int | float) or not 0 < share <= 1:
             raise UserError(f"{name} must be a share of the published peak, above 0 and at most 1, got {share!r}")
-    return replace(DEVICES[key], **found)
+    return replace(DEVICES[key], **found, attention_kernels={})  # measured with the kernel that is there

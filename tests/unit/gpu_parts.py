@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu, gpu_packs, gpu_probes, gpu_training
+from benchmarks import gpu, gpu_packs, gpu_probes, gpu_training, gpu_ways
 from benchmarks.gpu_parts import PACKS
 from megatron.vlm import platform
 from omnibal_ext.architectures.presets import preset
@@ -24,6 +24,7 @@ def main() -> None:
     folder, out = map(Path, sys.argv[1:])
     size = gpu.SHORT
     gpu_probes.HOST_TILES, gpu_probes.HOST_TOKENS = size.budgets
+    gpu_ways.MASKED = (2, 16, 40)
     (folder / PACKS).write_text(json.dumps(gpu_packs.make_packs(preset(size.model), size.budgets, size.packs)))
     done: Future[Any] = Future()
     done.set_result(True)

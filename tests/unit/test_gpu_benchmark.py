@@ -44,7 +44,9 @@ def test_the_parts_run_in_one_process(machine: str, folder: Path, tmp_path: Path
     found = result_of(run_ranks("tests.unit.gpu_parts", 1, (str(folder), str(tmp_path)), server=machine))
     differences = found["differences"]
     assert found["said"] == []
-    assert found["seconds"].keys() == {"answers", "layers", "training", "against", "text", "resume", "peers", "lora"}
+    ran = {"answers", "layers", "training", "against", "trace", "text", "resume", "peers", "lora"}
+    assert found["seconds"].keys() == ran
+    assert 0 < len(found["trace"]["rows"]) <= 30
     assert differences["fp32 chain"] < 1e-6 if machine == ENGINE else differences["fp32 chain"] == 0.0
     assert 1e-4 < differences["bf16 chain"] < 0.05
     assert differences["resume"] == 0.0
