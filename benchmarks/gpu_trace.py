@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import profile, record_function, schedule, supported_activities
 
 from benchmarks.gpu_packs import Packs
 from benchmarks.gpu_training import WARM_UP, RandomTrainer, run_trainer
@@ -107,9 +107,8 @@ class TracedTrainer(RandomTrainer):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * platform.HAS_CUDA]
         when = schedule(wait=WARM_UP - 1, warmup=1, active=ITERATIONS, repeat=1)
-        self.profile = profile(activities=activities, schedule=when, record_shapes=True)
+        self.profile = profile(activities=supported_activities(), schedule=when, record_shapes=True)
         self.moments: list[tuple[float, float]] = []
         """Of each iteration's start: before the profiler was told, and after."""
 
@@ -281,7 +280,7 @@ def _plans(trace: Trace) -> str:
 
 
 def _row(what: str, how: str, seconds: float, packs: int, launches: int | None = None) -> Row:
-    number = {} if launches is None else {"launches": launches / packs}
+    number: Row = {} if launches is None else {"launches": launches / packs}
     return {"what": what, "how": how[:WIDEST], **number, "ms": seconds / packs * 1e3}
 
 

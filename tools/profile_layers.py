@@ -230,6 +230,9 @@ def _show(profile: Profile, output: str) -> None:
         print_table("Not trained, or with runs that were disturbed", ("layer", "mode", "disturbed runs"), found)
     if slow := profile.bound_by_host:
         say(f"bound by the host, which takes longer to ask for it than the device to compute it: {', '.join(slow)}")
+    if gains := profile.notes.get("float8"):
+        found = [(kind, name, f"{ratio:.2f}") for kind, ratios in gains.items() for name, ratio in ratios.items()]
+        print_table("--fp8-format would gain", ("layer", "of it", "times as fast"), found)
     each, latency = profile.transfer_seconds_per_byte, profile.transfer_latency_seconds * 1e6
     transfer = f"transfer {latency:.0f} us + {1e-9 / each:.2f} GB/s" if each else "no transfers measured"
     say(

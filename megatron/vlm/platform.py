@@ -296,6 +296,11 @@ def empty_groups_are_left_out() -> bool:
     return HAS_CUDA and torch.cuda.get_device_capability()[0] > 9
 
 
+def multiplies_float8() -> bool:
+    """Whether the device multiplies matrices in float8: GPUs from Ada and Hopper on."""
+    return HAS_CUDA and torch.cuda.get_device_capability() >= (8, 9)
+
+
 FLASH_4_WIDTHS: dict[int, tuple[int, ...]] = {
     9: tuple(range(8, 257, 8)),
     10: (*range(8, 129, 8), 256),

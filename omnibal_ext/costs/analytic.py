@@ -28,7 +28,7 @@ from typing import Any
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.chain import TOWER_KINDS, GradientMode, chain_kind, size_of
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, TOWER_KINDS, GradientMode, chain_kind, size_of
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.works import AdaptersWork, adapters_works, layer_works
 from omnibal_ext.errors import UserError
@@ -202,8 +202,20 @@ def analytic_profile(
             "bandwidth_efficiency": gpu.bandwidth_efficiency,
             "data_parallel_size": d,
             "distributed_optimizer": distributed_optimizer,
+            **({"float8": gains} if (gains := float8_gains(layers)) and gpu.attention_kernels else {}),
         },
     )
+
+
+def float8_gains(layers: Mapping[str, LayerCost]) -> dict[str, dict[str, float]]:
+    """How many times as fast layers were at most, were their three products twice as fast, as Hopper's peak in float8
+    is, and casting free."""
+    found = {}
+    for kind, cost in layers.items():
+        seconds, matrices = cost.forward_seconds + cost.backward_seconds, cost.weight_gradient_seconds
+        if matrices and chain_kind(kind) in RECOMPUTABLE_KINDS:
+            found[kind] = {"layer, at most": seconds / (seconds - 3 * matrices / 2)}
+    return found
 
 
 def _replica_rate(gpu: Device, t: int, d: int, replica_ranks: int) -> float:

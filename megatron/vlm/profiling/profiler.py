@@ -19,6 +19,7 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling.action_costs import TransferCosts, measure_actions, measure_transfers
+from megatron.vlm.profiling.float8 import float8_gains
 from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.stopwatch import Stopwatch
 from megatron.vlm.single import single_process
@@ -94,6 +95,11 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
     works = layer_works(chain.architecture, budgets, job.tensor_parallel, job.expert_parallel)
     exchanges = {kind: exchange_costs(works[kind], job.tensor_parallel, seconds_per_number) for kind in layers}
     layers = {kind: replace(cost, **exchanges[kind]) for kind, cost in layers.items()}
+    float8 = {
+        kind: float8_gains(k.stage, layers[kind], works[kind].tokens, job.steps)
+        for kind, k in measured.items()
+        if k.modes and k.mode == "trained"
+    }
     return Profile(
         model=chain.architecture.name,
         model_hash=chain.architecture.hash,
@@ -117,7 +123,11 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
         iteration_seconds=per_iteration + iteration,
         overhead_bytes=platform.overhead_bytes(),
         measured_with=measured_with,
-        notes={"disturbed": stopwatch.disturbed, "reduction_seconds_per_byte": transfers.reduction_seconds_per_byte},
+        notes={
+            "disturbed": stopwatch.disturbed,
+            "reduction_seconds_per_byte": transfers.reduction_seconds_per_byte,
+            **({"float8": float8} if any(float8.values()) else {}),
+        },
     )
 
 

@@ -1,0 +1,72 @@
+"""What a layer's matrix products would gain in float8 (`--fp8-format hybrid`): measured; nothing is trained so here.
+
+Of a matrix the three products with the tokens of a full pack: output, gradient of the input, gradient of the weights.
+In float8 every tensor is scaled as a whole and cast twice, as it lies and transposed, each time that it is multiplied;
+the casts count.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from megatron.vlm import platform
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
+from omnibal_ext.costs.profile import LayerCost
+
+ACTIVATION, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
+MULTIPLE = 16
+"""That rows and columns of products in float8 must be of."""
+
+
+def float8_gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict[str, float]:
+    """How many times as fast each matrix of a stage's first layer is in float8, and the "layer", which costs `cost`;
+    {} where the device cannot. Matrices of experts, which see few tokens each, are left out."""
+    if not platform.multiplies_float8():
+        return {}
+    seconds, saved, tokens = cost.forward_seconds + cost.backward_seconds, 0.0, tokens - tokens % MULTIPLE
+    found: dict[str, float] = {}
+    for name, weight in stage.run_links[0][1].named_parameters():
+        fits = weight.dim() == 2 and not any(side % MULTIPLE for side in weight.shape)
+        if fits and tokens and getattr(weight, "allreduce", True):
+            half, eighth = (_seconds(way, weight.shape, tokens, steps) for way in (in_half, in_float8))
+            found[name.removesuffix(".weight").rpartition(".")[2]] = half / eighth
+            saved += half - eighth
+    return found | {"layer": seconds / (seconds - saved)} if found else {}
+
+
+def in_half(entering: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[tokens, columns], [rows, columns], [tokens, rows] -> output, gradients of input and weight."""
+    return entering @ weight.t(), gradient @ weight, gradient.t() @ entering
+
+
+def in_float8(entering: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same products of what is cast to float8."""
+    x, x_turned, x_scale = _cast(entering, ACTIVATION)
+    w, w_turned, w_scale = _cast(weight, ACTIVATION)
+    g, g_turned, g_scale = _cast(gradient, GRADIENT)
+    product = partial(torch._scaled_mm, out_dtype=entering.dtype)
+    return (
+        product(x, w.t(), scale_a=x_scale, scale_b=w_scale),
+        product(g, w_turned.t(), scale_a=g_scale, scale_b=w_scale),
+        product(g_turned, x_turned.t(), scale_a=g_scale, scale_b=x_scale),
+    )
+
+
+@torch.compile
+def _cast(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """As it lies, transposed, and the scale."""
+    scale = tensor.abs().amax().float().clamp(min=1e-12) / torch.finfo(dtype).max
+    cast = (tensor / scale).to(dtype)
+    return cast, cast.t().contiguous(), scale
+
+
+@torch.no_grad()
+def _seconds(way: Callable[..., object], shape: torch.Size, tokens: int, steps: int) -> float:
+    rows, columns = shape
+    sizes = ((tokens, columns), (rows, columns), (tokens, rows))
+    work, timer = partial(way, *(torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in sizes)), Timer()
+    return median([timer(work, before=work)[0] for _ in range(WARM_UP + steps)][WARM_UP:])
