@@ -24,8 +24,10 @@ from torch.profiler import profile, record_function, schedule, supported_activit
 from benchmarks.gpu_packs import Packs
 from benchmarks.gpu_training import WARM_UP, RandomTrainer, run_trainer
 from megatron.vlm import platform
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.costs.operations import device_key
+from omnibal_ext.costs.works import layer_works
 from tests.programs import result_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +40,8 @@ WIDEST = 60
 """Letters of a kernel's name that are shown."""
 STEP_BYTES = 40
 """That an optimizer's step moves of a weight, as analytic profiles count (`omnibal_ext/costs/analytic.py`)."""
+COUNTING = "import runpy; runpy.run_path('tests/shapes/launches.py', run_name='__main__')"
+"""A process that has imported nothing of Megatron's, as the device of shapes needs it."""
 PEAK = 0.8
 """Share of a card's published operations a second that the largest products reach, where that was not measured."""
 MARK = "mark: "
@@ -224,9 +228,9 @@ class Reach:
 
 
 def counted(model: str, packs: Path, count: int, seconds: float) -> Counted:
-    """What the first `count` packs of a file ask for, by group; {} where it cannot be counted here."""
+    """What an iteration of the first `count` packs of a file asks for, by group; {} where it cannot be counted here."""
     kind = "engine" if platform.HAS_TRANSFORMER_ENGINE else "local"
-    command = [sys.executable, "-W", "ignore", "tests/shapes/launches.py", kind, model, str(packs), str(count)]
+    command = [sys.executable, "-W", "ignore", "-c", COUNTING, kind, model, str(packs), str(count)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=seconds
@@ -235,7 +239,11 @@ def counted(model: str, packs: Path, count: int, seconds: float) -> Counted:
         print(f"launches could not be counted: {done.stderr[-1000:]}")
         return {}
     found = result_of(done.stdout)
-    return {(name, work): figures for name, works in found.items() for work, figures in works.items()}
+    asked = {(name, work): figures for name, works in found.items() for work, figures in works.items()}
+    architecture = preset(model)
+    layers = layer_works(architecture, {}, 1)
+    step = STEP_BYTES * sum(layers[kind].parameters for kind in architecture.cost_kinds)
+    return {**asked, (STEP, "elementwise"): [0.0, 0.0, float(step)]}
 
 
 Row = dict[str, Any]
@@ -259,12 +267,13 @@ def rows(trace: Trace, asked: Counted, counted_packs: int, reach: Reach | None) 
         if reach is not None and group in asked:
             number, operations, moved = asked[group]
             least = reach.least(group, operations, moved)
-            row |= {"launches counted": number / counted_packs, "least ms": least / counted_packs * 1e3}
+            row |= {"launches counted": number / counted_packs} if number else {}
+            row["least ms"] = least / counted_packs * 1e3
         found.append(row)
     largest, others = found[:MOST_GROUPS], found[MOST_GROUPS:]
     if others:
-        sums = {name: sum(row.get(name, 0.0) for row in others) for name in ("launches", "ms", "least ms")}
-        largest.append({"what": "others", "how": "", **sums})
+        rest = {name: sum(row.get(name, 0.0) for row in others) for name in ("launches", "ms", "least ms")}
+        largest.append({"what": "others", "how": "", **rest})
     within = [_row(*group, seconds, trace.packs) for group, seconds in _largest(kernels)[:MOST_KERNELS]]
     idle = _row("device", "idle", trace.idle, trace.packs)
     plans = _row("plans of cuDNN's", _plans(trace), sum(trace.plans), trace.packs, len(trace.plans))

@@ -149,7 +149,8 @@ def analytic_profile(
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
     budgets = architecture.profiled(budgets)
     works = layer_works(architecture, budgets, t, expert_model_parallel_size)
-    places = dict.fromkeys(works, gpu) | ({"vit": over_packs} if architecture.vision.native else {})
+    of_packs = "vit" if architecture.vision.native else None
+    places = {kind: over_packs if chain_kind(kind) == of_packs else gpu for kind in works}
     for name, layer in dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True)):
         if isinstance(layer, Layer) and layer.attention:
             places[name] = over_packs

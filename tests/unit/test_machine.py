@@ -75,6 +75,14 @@ def test_empty_groups_are_filled_behind_hopper(
     assert platform.empty_groups_are_left_out() == left_out
 
 
+@pytest.mark.parametrize(("capability", "there"), [((8, 6), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)])
+def test_float8_is_multiplied_from_ada_on(cuda: pytest.MonkeyPatch, capability: tuple[int, int], there: bool) -> None:
+    cuda.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert platform.multiplies_float8() == there
+    cuda.setattr(platform, "HAS_CUDA", False)
+    assert not platform.multiplies_float8()
+
+
 def test_an_empty_group_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the product leaves there is not looked at."""
     rows, grad, ends = torch.randn(5, 8), torch.randn(5, 4), torch.tensor([2, 2, 5, 5], dtype=torch.int32)

@@ -1,8 +1,7 @@
 """What a layer's matrix products would gain in float8 (`--fp8-format hybrid`): measured; nothing is trained so here.
 
-Of a matrix the three products with the tokens of a full pack: output, gradient of the input, gradient of the weights.
-In float8 every tensor is scaled as a whole and cast twice, as it lies and transposed, each time that it is multiplied;
-the casts count.
+Of a matrix three products with the tokens of a full pack: output, gradients of input and weights. In float8 each tensor
+has one scale and is cast each time, as it lies and transposed; the casts count.
 """
 
 from collections.abc import Callable
@@ -18,8 +17,7 @@ from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
 from omnibal_ext.costs.profile import LayerCost
 
 ACTIVATION, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
-MULTIPLE = 16
-"""That rows and columns of products in float8 must be of."""
+MULTIPLE = 16  # that rows and columns of products in float8 must be of
 
 
 def float8_gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict[str, float]:
@@ -48,12 +46,11 @@ def in_float8(entering: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tenso
     x, x_turned, x_scale = _cast(entering, ACTIVATION)
     w, w_turned, w_scale = _cast(weight, ACTIVATION)
     g, g_turned, g_scale = _cast(gradient, GRADIENT)
-    product = partial(torch._scaled_mm, out_dtype=entering.dtype)
-    return (
-        product(x, w.t(), scale_a=x_scale, scale_b=w_scale),
-        product(g, w_turned.t(), scale_a=g_scale, scale_b=w_scale),
-        product(g_turned, x_turned.t(), scale_a=g_scale, scale_b=x_scale),
+    pairs = ((x, x_scale, w, w_scale), (g, g_scale, w_turned, w_scale), (g_turned, g_scale, x_turned, x_scale))
+    first, second, third = (
+        torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=entering.dtype) for a, of_a, b, of_b in pairs
     )
+    return first, second, third
 
 
 @torch.compile

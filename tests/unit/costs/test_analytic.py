@@ -338,3 +338,35 @@ def test_a_host_takes_its_time_for_a_layer_however_large(tiles: int, monkeypatch
     assert (vit.host_forward_seconds, vit.host_backward_seconds) == (2e-3, 3e-3)
     assert (asked.layers["llm"], asked.bound_by_host) == (plain.layers["llm"], ("vit",) if tiles == 1 else ())
     assert (idle.layers["vit"].backward_seconds, idle.layers["vit"].host_backward_seconds) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("name", "faster"), [
+    ("internvl-chat-1.5", {"llm"}), ("qwen2.5-vl-7b", {"llm", "vit"}), ("gemma-3-4b", set()),
+])  # fmt: skip
+def test_the_kernel_for_packs_attends_where_there_are_packs(name: str, faster: set[str]) -> None:
+    """Over words, and images at their own size; tiles and masks go to torch. Seconds differ by attention's alone."""
+    model, slow, fast = preset(name), "flash_attention", "flash_attention_4"
+    budgets = {"tiles": 4 * model.least_tiles, "tokens": 4096}
+    plain, *ways = (analytic_profile(model, "h100", budgets, attention=kernel) for kernel in ("", slow, fast))
+    one, other = (way.layers for way in ways)
+    assert {chain_kind(kind) for kind in one if one[kind] != other[kind]} == faster
+    device = DEVICES["h100"]
+    for kind in (kind for kind in one if chain_kind(kind) in faster):
+        attention = layer_works(model, model.profiled(budgets), 1)[kind].attention
+        taken = [attention / (device.flops * device.attention_kernels[kernel]) for kernel in (slow, fast)]
+        assert one[kind].forward_seconds - other[kind].forward_seconds == pytest.approx(taken[0] - taken[1])
+        assert one[kind].backward_seconds - other[kind].backward_seconds == pytest.approx(2.5 * (taken[0] - taken[1]))
+    assert ways[1].notes["attention_efficiency"] == 0.46
+    assert plain.notes["attention_efficiency"] == device.attention_efficiency
+    assert analytic_profile(model, "a100", budgets, attention=fast) == analytic_profile(model, "a100", budgets)
+
+
+def test_float8_halves_three_products() -> None:
+    profile = analytic_profile(INTERNVL, "h100", {"tiles": 9, "tokens": 4096}, 4)
+    work, cost = layer_works(INTERNVL, profile.budgets, 4)["llm"], profile.layers["llm"]
+    products = 3 * 2 * work.tokens * work.matrix_weights / 4 / (989e12 * 0.6)
+    seconds = cost.forward_seconds + cost.backward_seconds
+    gain = seconds / (seconds - products / 2)
+    assert profile.notes["float8"].keys() == {"vit", "llm"}
+    assert profile.notes["float8"]["llm"] == pytest.approx({"layer, at most": gain})
+    assert "float8" not in analytic_profile(INTERNVL, "a100", {"tiles": 9, "tokens": 4096}).notes

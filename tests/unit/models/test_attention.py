@@ -221,6 +221,21 @@ def test_rows_that_fill_up_behind_tiles_are_zero(fill: int) -> None:
     assert torch.equal(out[: tokens * tiles], alone(query, key, value))
 
 
+def test_tiles_ask_for_a_shape_for_each_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN plans one by one: a budget of tiles bounds the plans of a run, however many packs it has."""
+    asked, tokens, budget = set[tuple[int, ...]](), 5, 7
+
+    def note(query: Tensor, *_: Any, **__: Any) -> Tensor:
+        asked.add(tuple(query.shape))
+        return query
+
+    monkeypatch.setattr(core_attention, "scaled_dot_product_attention", note)
+    numbers = torch.randint(1, budget + 1, (200,), generator=torch.Generator().manual_seed(4)).tolist()
+    for tiles in numbers:
+        TileAttention(config(), tokens)(*torch.zeros(3, tokens * tiles, 1, HEADS, WIDTH))
+    assert asked == {(tiles, HEADS, tokens, WIDTH) for tiles in range(1, budget + 1)}
+
+
 V, F, T, F4 = "VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE", "FLASH_ATTENTION_4"
 HOPPER, BLACKWELL, AMPERE, OF_DESKS = (9, 0), (10, 0), (8, 0), (12, 0)
 
