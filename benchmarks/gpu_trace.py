@@ -229,7 +229,7 @@ class Reach:
 
 def counted(model: str, packs: Path, count: int, seconds: float) -> Counted:
     """What an iteration of the first `count` packs of a file asks for, by group; {} where it cannot be counted here."""
-    kind = "engine" if platform.HAS_TRANSFORMER_ENGINE else "local"
+    kind = platform.megatron_defaults().get("transformer_impl", "engine")
     command = [sys.executable, "-W", "ignore", "-c", COUNTING, kind, model, str(packs), str(count)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -49,7 +49,7 @@ def by_efficient_kernel(*arguments: Any) -> Tensor:
 def ways(model: str, tiles: int) -> dict[str, dict[str, float]]:
     """Of each way: milliseconds forward and backward of so many tiles, or of a sample with a mask, once it is planned;
     and of the first call of another size."""
-    with single_process(model, ["--bf16"] if platform.HAS_CUDA else []) as inputs:
+    with single_process(model, ["--bf16"]) as inputs:
         chain = Chain.of(inputs.args, inputs.architecture)
         vision, tokens = chain.configs[VISION], inputs.architecture.vision.tokens_per_tile
         packed, kernel = ImageAttention(vision), choose_kernel(vision, True).replace("_", " ")

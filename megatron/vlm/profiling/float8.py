@@ -30,9 +30,9 @@ def float8_gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict
     for name, weight in stage.run_links[0][1].named_parameters():
         fits = weight.dim() == 2 and not any(side % MULTIPLE for side in weight.shape)
         if fits and tokens and getattr(weight, "allreduce", True):
-            half, eighth = (_seconds(way, weight.shape, tokens, steps) for way in (in_half, in_float8))
-            found[name.removesuffix(".weight").rpartition(".")[2]] = half / eighth
-            saved += half - eighth
+            bf16, float8 = (_seconds(way, weight.shape, tokens, steps) for way in (in_half, in_float8))
+            found[name.removesuffix(".weight").rpartition(".")[2]] = bf16 / float8
+            saved += bf16 - float8
     return found | {"layer": seconds / (seconds - saved)} if found else {}
 
 
