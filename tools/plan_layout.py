@@ -18,6 +18,7 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import layer_names
 from omnibal_ext.console import print_json, print_table, track
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
+from omnibal_ext.costs.operations import installed_attention
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser, add_further_budgets, flag_name, refuse
@@ -151,6 +152,7 @@ def _profile_source(
                 d,
                 expert_model_parallel_size=e,
                 replica_ranks=ranks,
+                attention=installed_attention(),
             )
 
         return source, budgets, arguments.tensor_sizes, arguments.expert_sizes

@@ -26,7 +26,7 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, TOWER_KINDS, chain_kind
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
-from omnibal_ext.costs.operations import measured_device
+from omnibal_ext.costs.operations import installed_attention, measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser, add_further_budgets
@@ -83,7 +83,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.expert_model_parallel_size,
         Adapters.of(arguments),
         arguments.replica_ranks,
-        "flash_attention_4" if _version("flash-attn-4") else "",
+        installed_attention(),
     )
     profile.save(arguments.output)
     return profile

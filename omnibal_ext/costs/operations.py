@@ -10,6 +10,7 @@ attention counts as a recurrence over tokens, whatever chunks a kernel computes.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,16 @@ def measured_device(key: str, folder: Path = RESULTS) -> Device | None:
     return (
         read_record(path, "result", "benchmarks/gpu.py", lambda record: _device(key, record)) if path.exists() else None
     )
+
+
+def installed_attention() -> str:
+    """Return the kernel that would attend over packs on Hopper by what is installed here, of those that analytic
+    profiles price apart: FlashAttention-4; "" if that is not."""
+    try:
+        version("flash-attn-4")
+    except PackageNotFoundError:
+        return ""
+    return "flash_attention_4"
 
 
 def _device(key: str, record: Any) -> Device:

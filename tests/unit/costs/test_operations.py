@@ -3,6 +3,7 @@
 import pytest
 
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.costs import operations
 from omnibal_ext.costs.operations import ModelOperations, peak_operations
 
 TINY = preset("tiny")
@@ -46,3 +47,14 @@ def test_each_part_counts_forward_and_the_gradients_that_somebody_needs(frozen: 
     assert found.total({"tiles": 3, "tokens": 49}, 1681, 12) == pytest.approx(
         3 * tile + 49 * token + 1681 * square + 12 * counted
     )
+
+
+@pytest.mark.parametrize("package", ["flash-attn-4", "flash-attn"])
+def test_analytic_tools_ask_for_flash_attention_4_by_its_package(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(name: str) -> str:
+        if name != package:
+            raise operations.PackageNotFoundError(name)
+        return "4.0.0b30"
+
+    monkeypatch.setattr(operations, "version", known)
+    assert operations.installed_attention() == ("flash_attention_4" if package == "flash-attn-4" else "")
