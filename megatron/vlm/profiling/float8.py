@@ -11,7 +11,6 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from megatron.vlm import platform
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
 from omnibal_ext.costs.profile import LayerCost
@@ -22,9 +21,7 @@ MULTIPLE = 16  # that rows and columns of products in float8 must be of
 
 def float8_gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict[str, float]:
     """How many times as fast each matrix of a stage's first layer is in float8, and the "layer", which costs `cost`;
-    {} where the device cannot. Matrices of experts, which see few tokens each, are left out."""
-    if not platform.multiplies_float8():
-        return {}
+    {} if it has no matrix that float8 multiplies. Those of experts, which see few tokens each, are left out."""
     seconds, saved, tokens = cost.forward_seconds + cost.backward_seconds, 0.0, tokens - tokens % MULTIPLE
     found: dict[str, float] = {}
     for name, weight in stage.run_links[0][1].named_parameters():

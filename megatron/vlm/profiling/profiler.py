@@ -98,7 +98,7 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
     float8 = {
         kind: float8_gains(k.stage, layers[kind], works[kind].tokens, job.steps)
         for kind, k in measured.items()
-        if k.modes and k.mode == "trained"
+        if platform.multiplies_float8() and k.modes and k.mode == "trained"
     }
     return Profile(
         model=chain.architecture.name,

@@ -8,7 +8,6 @@ import torch
 from megatron.core.utils import unwrap_model
 from torch import nn
 
-from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling import float8
 from megatron.vlm.profiling.stage_pass import wrapped_stage
@@ -31,7 +30,6 @@ def test_products_in_float8_are_those_in_half(seed: int) -> None:
 def test_the_layer_gains_what_its_matrices_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """By seconds made up: bf16 takes one for each 16 rows, float8 half of it and one. Experts, norms and matrices that
     float8 cannot multiply gain nothing."""
-    monkeypatch.setattr(platform, "multiplies_float8", lambda: True)
     asked = []
 
     def seconds(way: Any, shape: torch.Size, tokens: int, steps: int) -> float:
@@ -47,14 +45,11 @@ def test_the_layer_gains_what_its_matrices_save(monkeypatch: pytest.MonkeyPatch)
     assert found == {"linear_fc1": 8 / 5, "linear_fc2": 1.0, "layer": 30 / 27}
     assert set(asked) == {(32, 5)}, "rows that float8 multiplies"
     assert float8.float8_gains(stage, COST, 15, 5) == {}
-    monkeypatch.setattr(platform, "multiplies_float8", lambda: False)
-    assert float8.float8_gains(stage, COST, 47, 5) == {}
 
 
 @pytest.mark.parametrize("kind", ["vit", "llm"])
-def test_every_matrix_of_a_layer_is_measured(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_matrix_of_a_layer_is_measured(kind: str) -> None:
     """For real, on the CPU."""
-    monkeypatch.setattr(platform, "multiplies_float8", lambda: True)
     with megatron_alone("tiny") as inputs:
         chain = Chain.of(inputs.args, inputs.architecture)
         link = chain.kinds.index(kind)
