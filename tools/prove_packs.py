@@ -98,9 +98,8 @@ def _print(proofs: Sequence[Proof], kernels: Sequence[str]) -> None:
 
 def _cell(proofs: Sequence[Proof], check: str, kernel: str) -> str:
     """What one check found under one kernel."""
-    wrong = sum(
-        any(one.check == check and kernel in under for one, under in proof.findings.items()) for proof in proofs
-    )
+    found = [{one.check for one, under in proof.findings.items() if kernel in under} for proof in proofs]
+    wrong = sum(check in checks for checks in found)
     ran = [proof for proof in proofs if not {kernel, f"{check} under {kernel}"} & proof.not_run.keys()]
     if wrong or not ran:
         return f"{wrong} differ" if wrong else "not run"

@@ -82,6 +82,9 @@ def _under(kernel: str, model: Any, samples: list[dict[str, Tensor]], batch: dic
     ids, mask = batch["input_ids"], batch.get("attention_mask")
     if kernel == "flash" and mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2):
         raise UserError("the batch has masks of tokens by tokens, which flash-attention does not read")
+    exact = {key: value.dtype for key, value in batch.items()
+             if is_of_media(key) and isinstance(value, Tensor) and value.is_floating_point()}  # fmt: skip
+    samples = [{key: value.to(exact.get(key, value.dtype)) for key, value in one.items()} for one in samples]
     real = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids).bool()
     pieces = _by_media(samples, batch, judge.find_pieces(ids, real, [one["input_ids"].numpy() for one in samples]))
     rows = _rows(samples, batch, pieces)
@@ -116,10 +119,8 @@ def _under(kernel: str, model: Any, samples: list[dict[str, Tensor]], batch: dic
     proof.sees[kernel] = seen
     for number, others in enumerate(proof.sees[kernel]):
         if others:
-            named = ", ".join(map(str, others))
-            yield Finding(
-                "isolation", f"sample {number} sees sample{'s' * (len(others) > 1)} {named}", (number, *others)
-            )
+            says = f"sample {number} sees sample{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+            yield Finding("isolation", says, (number, *others))
 
 
 def _skip(proof: Proof, kernel: str, checks: Sequence[str], why: str) -> None:
@@ -151,9 +152,8 @@ def _rows(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Sequenc
                 there = key if key in batch else key.replace("_videos", "")  # films given as images
                 given = [(number, row.float()) for row in judge.rows_of(value) if row.any()]
                 wanted.setdefault(there, []).extend(given)
-    found = {
-        key: [row.float() for row in judge.rows_of(batch[key]) if row.any()] if key in batch else [] for key in wanted
-    }
+    there = {key: judge.rows_of(batch[key]) if key in batch else () for key in wanted}
+    found = {key: [row.float() for row in rows if row.any()] for key, rows in there.items()}
     return {key: (judge.find_rows(found[key], [row for _, row in owned]), [number for number, _ in owned])
             for key, owned in wanted.items()}  # fmt: skip
 

@@ -134,10 +134,11 @@ def attention(model: Any, kernel: str) -> Iterator[None]:
     lacking = [package for module, package in KERNELS.items() if not find_spec(module)]
     if lacking and "linear_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ()):
         raise UserError(f"layers of linear attention keep samples apart with {' and '.join(lacking)}, not installed")
-    taken = theirs._lazy_define_process_function(flash_attn_varlen_func)
+    taken: Any = theirs._lazy_define_process_function(flash_attn_varlen_func)
+    taken = (taken, dict) if hasattr(theirs, "_process_with_kvcache_kwargs_fn") else taken  # before 5.19
     functions = (flash_attn_func, flash_attn_varlen_func, None, theirs._pad_input, theirs._unpad_input)
     replaced: dict[tuple[Any, str], Any] = {
-        (theirs, "lazy_import_flash_attention"): lambda *_, **__: (functions, (taken, dict)),
+        (theirs, "lazy_import_flash_attention"): lambda *_, **__: (functions, taken),
         (modeling_utils, "lazy_import_flash_attention"): lambda *_, **__: None,
         (modeling_utils.PreTrainedModel, "_flash_attn_can_dispatch"): lambda *_, **__: True,
     }

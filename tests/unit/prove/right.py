@@ -120,6 +120,12 @@ def two_packs(features: list[Features]) -> Features:
     return batch | {"attention_mask": masks, "position_ids": places} | pixels(features)
 
 
+def rounded(features: list[Features]) -> Features:
+    """Pixels in half precision, in which the model then runs the samples alone too."""
+    batch = collate(features)
+    return batch | {"pixel_values": batch["pixel_values"].bfloat16()}
+
+
 def of_text(features: list[Features]) -> Features:
     """Transformers' own collator, of samples without images."""
     from transformers import DataCollatorWithFlattening
@@ -138,6 +144,6 @@ RIGHT: dict[Any, list[str]] = {
     padded: EVERYWHERE, padded_left: EVERYWHERE, masked: WITH_MASKS, masked_and_counted_on: WITH_MASKS,
     added_masks: ["eager", "sdpa"], other_order: EVERYWHERE, one_sample: EVERYWHERE,
     filled_up: EVERYWHERE, separated: EVERYWHERE, shifted_labels: EVERYWHERE, counted: EVERYWHERE,
-    two_packs: WITH_MASKS, of_text: EVERYWHERE, of_text_with_boundaries: EVERYWHERE,
+    two_packs: WITH_MASKS, rounded: EVERYWHERE, of_text: EVERYWHERE, of_text_with_boundaries: EVERYWHERE,
 }  # fmt: skip
 """And the kernels that read them."""

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.vlm.prove.models import flash_attn_func, flash_attn_varlen_func
+from megatron.vlm.prove.models import attention, flash_attn_func, flash_attn_varlen_func
+from tests.unit.prove.folders import model_of
 
 WAYS: list[dict[str, Any]] = [
     {"causal": True},
@@ -61,3 +62,17 @@ def test_boundaries_that_the_kernel_would_misread_are_refused() -> None:
         flash_attn_varlen_func(q, q, q, bounds, bounds, 4, 4)
     with pytest.raises(ValueError, match="told of 3 tokens at most, a sequence has 4"):
         flash_attn_varlen_func(q, q, q, bounds.int(), bounds.int(), 3, 3)
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_transformers_before_5_19_gets_one_function_and_later_two(is_newer: bool, monkeypatch: Any) -> None:
+    from transformers import modeling_flash_attention_utils as theirs
+
+    name = "_process_with_kvcache_kwargs_fn"
+    if is_newer:
+        monkeypatch.setattr(theirs, name, None, raising=False)
+    else:
+        monkeypatch.delattr(theirs, name, raising=False)
+    with attention(model_of("llava"), "flash"):
+        _, taken = theirs.lazy_import_flash_attention("flash_attention_2")
+    assert [callable(one) for one in (taken if is_newer else [taken])] == [True] * (1 + is_newer)

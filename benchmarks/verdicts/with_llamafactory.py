@@ -1,0 +1,127 @@
+"""LLaMA-Factory's packs: `PackedSupervisedDatasetProcessor` joins, `SFTDataCollatorWith4DAttentionMask` batches."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from benchmarks.verdicts.folders import (
+    BEGIN,
+    END,
+    IMAGE,
+    PADDING,
+    image_processor_of,
+    kind_of,
+    model_of,
+    pictures,
+    whose,
+)
+from benchmarks.verdicts.ways import Features, Way
+
+PACKAGE = "llamafactory"
+WAYS = {
+    "neat_packing": Way("neat_packing: true, cutoff_len: 8 n", ("eager", "sdpa")),
+    "neat_packing_odd": Way("neat_packing: true, cutoff_len: 8 n - 1", ("eager", "sdpa")),
+    "neat_packing_flash": Way("neat_packing: true, cutoff_len: 8 n", ("flash",)),
+    "neat_packing_flash_odd": Way("neat_packing: true, cutoff_len: 8 n - 1", ("flash",)),
+    "packing": Way("packing: true, cutoff_len: 8 n"),
+    "packing_odd": Way("packing: true, cutoff_len: 8 n - 1"),
+}
+"""A pack is filled up to `cutoff_len` + 1 tokens, and by the collator to a multiple of eight."""
+PLUGINS = {"llava": "llava", "internvl": "intern_vl", "qwen": "qwen2_vl", "gemma": "gemma3"}
+NAME = "<IMG_CONTEXT>"
+PROCESSOR = {
+    "crop_to_patches": True, "min_patches": 1, "max_patches": 3, "image_seq_length": 4, "image_token_id": IMAGE,
+    "patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default",
+    "boi_token": "<|vision_start|>", "full_image_sequence": f"<|vision_start|>{NAME * 4}<|vision_end|>",
+    "start_image_token": "<|vision_start|>", "end_image_token": "<|vision_end|>",
+}  # fmt: skip
+"""What its plugins ask of a processor."""
+
+
+def neat_packing(features: list[Features], config: Any) -> Features:
+    """Return a pack for eager attention or sdpa."""
+    return _batch(features, config, True, "sdpa", 0)
+
+
+def neat_packing_odd(features: list[Features], config: Any) -> Features:
+    """Return the same of other room."""
+    return _batch(features, config, True, "sdpa", 1)
+
+
+def neat_packing_flash(features: list[Features], config: Any) -> Features:
+    """Return a pack for flash-attention."""
+    return _batch(features, config, True, "flash_attention_2", 0)
+
+
+def neat_packing_flash_odd(features: list[Features], config: Any) -> Features:
+    """Return the same of other room."""
+    return _batch(features, config, True, "flash_attention_2", 1)
+
+
+def packing(features: list[Features], config: Any) -> Features:
+    """Return a pack whose samples are not kept apart by a mask."""
+    return _batch(features, config, False, "sdpa", 0)
+
+
+def packing_odd(features: list[Features], config: Any) -> Features:
+    """Return the same of other room."""
+    return _batch(features, config, False, "sdpa", 1)
+
+
+def _batch(features: list[Features], config: Any, neat: bool, kernel: str, odd: int) -> Features:
+    plugin = _plugin(kind_of(config))
+    from llamafactory.data.collator import SFTDataCollatorWith4DAttentionMask
+
+    kind = kind_of(config)
+    processor = SimpleNamespace(image_processor=image_processor_of(kind), tokenizer=_tokenizer(), **PROCESSOR)
+    known = {field.name for field in fields(SFTDataCollatorWith4DAttentionMask)}  # 0.9.4 lacks one
+    collator = SFTDataCollatorWith4DAttentionMask(
+        tokenizer=_tokenizer(), model=model_of(kind), template=SimpleNamespace(mm_plugin=plugin),
+        processor=processor, pad_to_multiple_of=8, block_diag_attn=neat, attn_implementation=kernel,
+        **({"neat_packing": neat} if "neat_packing" in known else {}),
+    )  # fmt: skip
+    batch = dict(collator(_packed(features, neat, odd)))
+    return {name: value for name, value in batch.items() if name not in ("num_crops", "rope_deltas")}
+
+
+def _plugin(kind: str) -> Any:
+    audio = ModuleType("torchaudio")  # which sounds alone need
+    audio.__spec__ = ModuleSpec("torchaudio", None)
+    sys.modules.setdefault("torchaudio", audio)
+    from llamafactory.data.mm_plugin import get_mm_plugin
+
+    plugin = get_mm_plugin(PLUGINS[kind], image_token=NAME)
+    plugin._validate_input = lambda *_: None  # that the processor is a whole one
+    return plugin
+
+
+def _packed(features: list[Features], neat: bool, odd: int) -> list[Features]:
+    """What `preprocess_dataset` makes of samples that are encoded already."""
+    from llamafactory.data.processor.supervised import PackedSupervisedDatasetProcessor
+
+    class Encoded(PackedSupervisedDatasetProcessor):
+        def _encode_data_example(self, system: int, **_: Any) -> tuple[list[int], list[int]]:
+            return features[system]["input_ids"].tolist(), features[system]["labels"].tolist()
+
+    count, most = len(features), sum(len(one["input_ids"]) for one in features)
+    options = SimpleNamespace(cutoff_len=-(-(most + 1) // 8) * 8 - odd, neat_packing=neat)
+    shown = [pictures(*whose(one["input_ids"].tolist())) if "pixel_values" in one else [] for one in features]
+    rows = {"_prompt": [["?"]] * count, "_response": [["!"]] * count, "_system": [*range(count)], "_images": shown,
+            "_tools": [""] * count, "_videos": [[]] * count, "_audios": [[]] * count}  # fmt: skip
+    columns = Encoded(template=None, tokenizer=_tokenizer(), processor=None, data_args=options).preprocess_dataset(rows)
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _tokenizer() -> Any:
+    """One that pads, and knows what stands for an image and around it."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    named = {NAME: IMAGE, "<|vision_start|>": BEGIN, "<|vision_end|>": END}
+    words = {f"<{number}>": number for number in range(PADDING + 1) if number not in named.values()} | named
+    made: Callable[..., Any] = PreTrainedTokenizerFast
+    return made(tokenizer_object=Tokenizer(models.WordLevel(words, f"<{PADDING}>")), pad_token=f"<{PADDING}>",
+                additional_special_tokens=[*named])  # fmt: skip
