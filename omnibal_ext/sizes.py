@@ -188,11 +188,11 @@ def column_names(path: str | Path) -> tuple[str, ...]:
     return array_names(path, REMEDY)
 
 
-def sizes_hash(path: Path) -> str:
-    """Return the SHA-256 of a sizes file; of a folder that of the names and hashes of its arrays."""
+def sizes_hash(path: Path, names: Collection[str]) -> str:
+    """Return the SHA-256 of a sizes file; of a folder that of the names and hashes of its arrays among `names`."""
     if not path.is_dir():
         return sha256_of(path)
-    hashes = checksums_of(path, [f"{name}.npy" for name in column_names(path)])
+    hashes = checksums_of(path, [f"{name}.npy" for name in column_names(path) if name in names])
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
 

@@ -202,8 +202,9 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
         held_out = HeldOut.left_out_by(PackedIndex.open(arguments.held_out_of))
     if held_out:
         corpus = held_out.of(corpus)
+    read = ("tiles", "tokens", *more, arguments.group_by)
     built_from: dict[str, Any] = {
-        "sizes": {noted_path(Path(arguments.output_dir).parent, path): sizes_hash(path) for path in paths},
+        "sizes": {noted_path(Path(arguments.output_dir).parent, path): sizes_hash(path, read) for path in paths},
         "group_by": "source" if arguments.separate_sources else arguments.group_by,
     }
     if held_out:

@@ -29,7 +29,7 @@ Pack = Callable[[Sizes, PackOptions, int], PackList]
 """(sizes of samples that fit the budgets, options, seed) -> their packs."""
 AT_ONCE = 1 << 23
 """Samples that are packed together, about; more are divided, so that memory has a bound."""
-ITERATIONS = 8
+ITERATIONS = 32
 """Iterations, at least, that are packed for twins: the last of each copy are packed anew."""
 
 
@@ -91,9 +91,9 @@ def pack_epoch(
     may_divide = work.may_divide
     if corpus.is_plain and may_divide:
         if twins := work.twins_of(packed):
-            return _epoch(work, [twins], epoch)
+            return _epoch(work, [twins], epoch, is_one=True)
         if (count := -(-int(np.count_nonzero(packed)) // AT_ONCE)) > 1:
-            return _epoch(work, random_parts(packed, count, work.seed), epoch)
+            return _epoch(work, random_parts(packed, count, work.seed), epoch, is_one=False)
     work = work._replace(corpus=corpus.in_memory())
     most_sub_epochs = max(1, corpus.sizes.total("tokens") // (options.llm_budget * options.global_batch))
     parts = [each for each in corpus.epoch_samples(epoch, options.seed, packed, most_sub_epochs) if len(each)]
@@ -103,36 +103,41 @@ def pack_epoch(
         options = replace(options, narrow_first=0) if epoch else options
         return _pack_wide(work.corpus, parts, options, costs, work.seed)
     if corpus.is_plain or not may_divide:
-        return _epoch(work, parts, epoch)
+        return _epoch(work, parts, epoch, len(parts) == 1)
     times = (np.bincount(part, minlength=len(packed)) for part in parts)
     twins_of = [work.twins_of(each > 0) if each.max() == 1 else None for each in times]
-    return _epoch(work, [twins or part for twins, part in zip(twins_of, parts, strict=True)], epoch)
+    return _epoch(work, [twins or part for twins, part in zip(twins_of, parts, strict=True)], epoch, len(parts) == 1)
 
 
-def _epoch(work: "_Work", parts: Iterable[Twins | Ints], epoch: int) -> Epoch:
+def _epoch(work: "_Work", parts: Iterable[Twins | Ints], epoch: int, is_one: bool) -> Epoch:
     """Pack and order sub-epochs, given as twins or as numbers of samples; large ones as they are read."""
     groups: list[int] = []
-    pieces = _pieces(work, parts, groups, epoch)
+    pieces = _pieces(work, parts, groups, epoch if is_one and work.options.micro_batches == 1 else None)
     if len(work.corpus.sizes) <= AT_ONCE:
         return Epoch([LoadedPacks.concatenate(list(pieces))], groups)
     return Epoch(pieces, groups)
 
 
-def _pieces(work: "_Work", parts: Iterable[Twins | Ints], groups: list[int], epoch: int) -> Iterator[LoadedPacks]:
-    """Yield the packs of sub-epochs, then all leftover packs; add the iterations of each sub-epoch to `groups`."""
+def _pieces(
+    work: "_Work", parts: Iterable[Twins | Ints], groups: list[int], alike: int | None
+) -> Iterator[LoadedPacks]:
+    """Yield the packs of sub-epochs, then all leftover packs; add the iterations of each sub-epoch to `groups`.
+
+    Iterations of epoch `alike`, if given, that complete the last one of later passes, cost what leftover packs do.
+    """
     batch, balanced, leftover = work.options.global_batch, work.options.method == "balanced", work.none
     for part in parts:
         made, count, left = work.of_twins(part, leftover) if isinstance(part, Twins) else work.whole(part, leftover)
         groups.append(count)
         leftover = LoadedPacks.concatenate([leftover, left])
         opened = np.zeros(0, np.int64)
-        if balanced and work.options.micro_batches == 1 and isinstance(parts, list) and len(parts) == 1 and count > 1:
-            opened = opened_groups(work.options.seed, epoch, count)[:OPENED]
+        if balanced and alike is not None and count > 1:
+            opened = opened_groups(work.options.seed, alike, count)[:OPENED]
         first = 0
         for piece in made:
             here = opened[(opened >= first) & (opened < first + len(piece.packs) // batch)] - first
             first += len(piece.packs) // batch
-            if len(here):  # these groups shall cost what the leftover packs do
+            if len(here):
                 order = place_opened(work.seconds(LoadedPacks.concatenate([piece, leftover])), batch, here)
                 piece = piece.reordered(order[: len(piece.packs)])  # noqa: PLW2901
             yield piece

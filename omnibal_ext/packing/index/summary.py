@@ -279,7 +279,9 @@ def _of_seats(index: PackedIndex, values: NDArray[Any]) -> NDArray[Any]:
 
 def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> list[dict[str, Any]]:
     """Return for each source its samples, those packed in an epoch, and those left out."""
-    times = None if corpus.is_plain else np.bincount(samples, minlength=len(corpus.sizes))
+    there = len(reasons) if corpus.kept is None else np.count_nonzero(corpus.kept)
+    is_whole = corpus.is_plain and len(samples) == there - np.count_nonzero(reasons)
+    times = None if is_whole else np.bincount(samples, minlength=len(corpus.sizes))
     sizes = ("tiles", "tokens", *(one for one in FURTHER_SIZES if one in corpus.sizes.more))
     names, counts, first = ("text_only", "rejected", "packed", *sizes), list[dict[str, Any]](), 0
     for source in corpus.sources:

@@ -18,6 +18,8 @@ from omnibal_ext.packing.widths import limited_sizes
 PACK_EFFORT = 0.5  # of the effort, for packs; the rest for ranks that run several
 MANY = 1 << 16  # packs; more take as many times the effort, or too little would be left for each
 OF_MANY = 0.6, 1.0  # of the effort, for equalizing and for ordering these
+ROUNDS = 4  # of equalizing these, at most, where a rank runs one
+UNEVEN, BETTER = 4.0, 0.98  # packs are equalized again that deviate by so many times the wait, and less than before
 CHUNK, CHUNK_ITERATIONS = 1 << 14, 256  # packs, iterations of many that are ordered together, in a processor's cache
 
 
@@ -32,7 +34,8 @@ def order_packs(
 ) -> PackList:
     """Return packs in the order of iterations, leftover packs last.
 
-    1. Equalize the seconds of packs, then of ranks where each runs several packs an iteration.
+    1. Equalize the seconds of packs, then of ranks where each runs several packs an iteration. More than `MANY` that
+       each have a rank are equalized up to `ROUNDS` times, while they deviate much and less each time.
     2. Order packs so that ranks wait at most the fraction `options.wait` and iterations look like the corpus; more
        than `MANY` packs in random chunks, with as much effort for each pack as `MANY` have.
 
@@ -48,22 +51,28 @@ def order_packs(
     exchange_groups = np.zeros(len(built), np.int64) if exchange_groups is None else exchange_groups
     several = options.micro_batches > 1 and options.data_parallel_size > 1  # a single rank never waits
 
-    def equalized(packs: PackList, ranks: Ints, fraction: float) -> PackList:
+    def equalized(packs: PackList, ranks: Ints, fraction: float, turn: int = 0) -> PackList:
         if not worth_equalizing(packs, fraction * equalizing):
             return packs
         ids = packs.sample_ids
         own = sizes.take(ids)  # which may be few of the corpus
         of_samples, limits = costs.of_samples(own, options.one_sum), limited_sizes(own, options)
         same = PackList(packs.pack_offsets, np.arange(len(ids)))
-        equal = equalize_packs(same, *limits, of_samples, ranks, exchange_groups, seed, fraction * equalizing)
+        equal = equalize_packs(same, *limits, of_samples, ranks, exchange_groups, seed + turn, fraction * equalizing)
         return PackList(equal.pack_offsets, ids[equal.sample_ids])
 
     def seconds_of(loads: Ints) -> Floats:
         return costs.waited_for(loads, (*LOADS, *sizes.more), options.one_sum)
 
-    packs = equalized(built, np.arange(len(built)), PACK_EFFORT if several else 1.0)
-    loads = pack_loads(packs, sizes)
-    seconds = seconds_of(loads)
+    packs, deviation = built, np.inf
+    for turn in range(ROUNDS if many > 1 and options.data_parallel_size == options.global_batch else 1):
+        packs = equalized(packs, np.arange(len(built)), PACK_EFFORT if several else 1.0, turn)
+        loads = pack_loads(packs, sizes)
+        seconds = seconds_of(loads)
+        total, before = seconds.sum(axis=1), deviation
+        deviation = float(total.std())
+        if not UNEVEN * options.wait * total.mean() < deviation < BETTER * before:
+            break
     count, avoid = len(packs) % options.global_batch, _repeats_sample_of(packs, others)
     of_one_pack = options.data_parallel_size if options.micro_batches == 1 else 0
     leftover, running = split_leftover(seconds, count, avoid, ranks=of_one_pack, limit=options.wait)

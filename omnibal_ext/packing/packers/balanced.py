@@ -19,6 +19,7 @@ from omnibal_ext.sizes import Sizes
 
 NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 AT_THE_BOUND = 1.0005
+MANY_PACKS = 50_000  # of more, planned ones are kept at the bound: first fit's may be a few less, and less equal
 MOST_TYPES_TO_PLAN = 200_000  # with more types packs are filled without a plan
 MOST_TO_PLAN = 100_000  # tile counts x tile budget, to which a plan's time is proportional
 MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
@@ -81,15 +82,16 @@ def pack_balanced(
     """
     limits = {name: budget for name, budget in budgets.items() if budget}
     found = _search(sizes, vit_budget, llm_budget, plans, seed) if plans and not limits else None
-    enough = lower_bound_packs(sizes, {"tiles": vit_budget, "tokens": llm_budget})
+    bound = lower_bound_packs(sizes, {"tiles": vit_budget, "tokens": llm_budget})
+    enough = bound * (AT_THE_BOUND if bound > MANY_PACKS else 1.0)
     if found is None or (len(found) > enough and len(sizes) <= MOST_SAMPLES_TO_FIT):
         fitted = _fit(sizes, np.array([vit_budget, llm_budget, *limits.values()]), list(limits), seed)
         found = fitted if found is None or len(fitted) < len(found) else found
     classes = min(most_classes(vit_budget, FINE), len(sizes) // SAMPLES_A_CLASS)
-    if fine and not limits and classes > PLANS[-1].most_classes and len(found) > FAR_FROM_THE_BOUND * enough:
+    if fine and not limits and classes > PLANS[-1].most_classes and len(found) > FAR_FROM_THE_BOUND * bound:
         options = PlanOptions(classes, FINE_ROUNDS, classes, texts=True, detail=FINE)
         planned = _search(sizes, vit_budget, llm_budget, (options,), seed)
-        if planned is not None and len(planned) < min(len(found), NEAR_THE_BOUND * enough):
+        if planned is not None and len(planned) < min(len(found), NEAR_THE_BOUND * bound):
             return planned
     return found
 

@@ -1,6 +1,7 @@
 """Packs beyond `MANY` are mixed as well as fewer: each has the same effort, or the packs of its twin."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,40 @@ def test_effort_a_pack_has_a_floor_whatever_their_number(monkeypatch: pytest.Mon
     assert sum(packs for _, packs in swaps) > 0.9 * len(made)
     for calls in (swaps, steps):
         assert min(seconds / packs for seconds, packs in calls) >= 0.5 / 50
+
+
+def uneven_words(samples: int) -> Sizes:
+    """Packs of many words have few tiles."""
+    generator = np.random.default_rng(2)
+    tiles = generator.choice([0, 1, 2, 5], samples, p=[0.1, 0.4, 0.3, 0.2])
+    words = np.minimum(generator.lognormal(5, 1, samples), 2000).astype(np.int64)
+    return Sizes.from_arrays(tiles, tiles * 256 + words + 8)
+
+
+@pytest.mark.parametrize(("micro_batches", "wait", "goes_on"), [(1, 0.003, True), (1, 0.3, False), (2, 0.003, False)])
+def test_packs_that_stay_uneven_are_equalized_again(
+    monkeypatch: pytest.MonkeyPatch, micro_batches: int, wait: float, goes_on: bool
+) -> None:
+    """Where each has a rank of its own, so that nothing makes up for it; with another seed, to try something new."""
+    monkeypatch.setattr(order_packs, "MANY", 50)
+    calls, was, deviations = [], order_packs.equalize_packs, []
+    options = replace(OPTIONS, vit_budget=18, wait=wait, micro_batches=micro_batches, seconds=0.002)
+
+    def noted(packs: PackList, *arguments: Any) -> PackList:
+        calls.append(arguments[5])
+        packs = was(packs, *arguments)
+        deviations.append(np.add.reduceat(arguments[2][packs.sample_ids], packs.pack_offsets[:-1]).sum(axis=1).std())
+        return packs
+
+    monkeypatch.setattr(order_packs, "equalize_packs", noted)
+    corpus = Corpus.of(uneven_words(800))
+    made = pack_epoch.pack(corpus.sizes, options, 0)
+    order_packs.order_packs(corpus, made, options, pack_epoch.PackCosts.of_model(), 0)
+    assert (len(calls) > micro_batches) == goes_on
+    assert len(calls) <= order_packs.ROUNDS
+    if goes_on:
+        assert len(set(calls)) == len(calls)
+        assert deviations[-1] < 0.95 * deviations[0]
 
 
 def twins_of(corpus: Corpus, packed: Any, count: int) -> Twins:

@@ -27,8 +27,8 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import BOUND, HELPS, MISSING, RANDOM, TOO_LONG, Summary, shortfalls
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.spread import pack_features
-from omnibal_ext.packing.pack_epoch import pack_epoch
-from omnibal_ext.packing.packs import PackList, pack_loads
+from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
+from omnibal_ext.packing.packs import LoadedPacks, PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4, "pack": 1.0}})
@@ -154,6 +154,21 @@ def test_what_numba_compiles_is_no_time_of_packing(tmp_path: Path) -> None:
     assert summary.compile_seconds >= 1.0
     assert summary.seconds <= whole - 1.0
     assert summary.samples_per_second == pytest.approx(len(index.sample_ids) / summary.seconds)
+
+
+def test_what_a_packer_of_ones_own_leaves_out_is_not_counted(tmp_path: Path) -> None:
+    def halved(*arguments: Any) -> Epoch:
+        packs = pack_epoch(*arguments).packs
+        packs = packs.between(0, len(packs) // 2)
+        return Epoch([LoadedPacks(packs, pack_loads(packs, arguments[0].sizes))], [len(packs)])
+
+    corpus = a_corpus(0)
+    corpus = corpus.weighted([1.0] * len(corpus.sources))
+    index, summary = build_index(corpus, tmp_path / "index", PackOptions("isf", 9, 400), costs=COSTS, packer=halved)
+    held = np.asarray(index.sample_ids)
+    assert sum(source["packed"] for source in summary.sources) == summary.samples == len(held) < len(corpus.sizes)
+    assert sum(source["tokens"] for source in summary.sources) == corpus.sizes.tokens[held].sum()
+    assert summary.lower_bound_packs <= summary.packs
 
 
 @pytest.mark.parametrize("weight", [0.04, 0.06, 0.25, 1.04, 2.5])
