@@ -18,8 +18,7 @@ from omnibal_ext.packing.widths import limited_sizes
 PACK_EFFORT = 0.5  # of the effort, for packs; the rest for ranks that run several
 MANY = 1 << 16  # packs; more take as many times the effort, or too little would be left for each
 OF_MANY = 0.6, 1.0  # of the effort, for equalizing and for ordering these
-ROUNDS = 4  # of equalizing these, at most, where a rank runs one
-UNEVEN, BETTER = 4.0, 0.98  # packs are equalized again that deviate by so many times the wait, and less than before
+UNEVEN, AGAIN = 4.0, 3.0  # where these deviate by so many times the wait, they get so many times the effort more
 CHUNK, CHUNK_ITERATIONS = 1 << 14, 256  # packs, iterations of many that are ordered together, in a processor's cache
 
 
@@ -35,7 +34,7 @@ def order_packs(
     """Return packs in the order of iterations, leftover packs last.
 
     1. Equalize the seconds of packs, then of ranks where each runs several packs an iteration. More than `MANY` that
-       each have a rank are equalized up to `ROUNDS` times, while they deviate much and less each time.
+       each have a rank of their own are equalized once more where they are still `UNEVEN`.
     2. Order packs so that ranks wait at most the fraction `options.wait` and iterations look like the corpus; more
        than `MANY` packs in random chunks, with as much effort for each pack as `MANY` have.
 
@@ -51,30 +50,27 @@ def order_packs(
     exchange_groups = np.zeros(len(built), np.int64) if exchange_groups is None else exchange_groups
     several = options.micro_batches > 1 and options.data_parallel_size > 1  # a single rank never waits
 
-    def equalized(packs: PackList, ranks: Ints, fraction: float, turn: int = 0) -> PackList:
+    def equalized(packs: PackList, ranks: Ints, fraction: float) -> PackList:
         if not worth_equalizing(packs, fraction * equalizing):
             return packs
         ids = packs.sample_ids
         own = sizes.take(ids)  # which may be few of the corpus
         of_samples, limits = costs.of_samples(own, options.one_sum), limited_sizes(own, options)
         same = PackList(packs.pack_offsets, np.arange(len(ids)))
-        equal = equalize_packs(same, *limits, of_samples, ranks, exchange_groups, seed + turn, fraction * equalizing)
+        equal = equalize_packs(same, *limits, of_samples, ranks, exchange_groups, seed, fraction * equalizing)
         return PackList(equal.pack_offsets, ids[equal.sample_ids])
 
-    def seconds_of(loads: Ints) -> Floats:
-        return costs.waited_for(loads, (*LOADS, *sizes.more), options.one_sum)
-
-    packs, deviation = built, np.inf
-    for turn in range(ROUNDS if many > 1 and options.data_parallel_size == options.global_batch else 1):
-        packs = equalized(packs, np.arange(len(built)), PACK_EFFORT if several else 1.0, turn)
+    def loads_and_seconds(packs: PackList) -> tuple[Ints, Floats]:
         loads = pack_loads(packs, sizes)
-        seconds = seconds_of(loads)
-        total, before = seconds.sum(axis=1), deviation
-        deviation = float(total.std())
-        if not UNEVEN * options.wait * total.mean() < deviation < BETTER * before:
-            break
+        return loads, costs.waited_for(loads, (*LOADS, *sizes.more), options.one_sum)
+
+    packs = equalized(built, np.arange(len(built)), PACK_EFFORT if several else 1.0)
+    loads, seconds = loads_and_seconds(packs)
+    total, of_one_pack = seconds.sum(axis=1), options.data_parallel_size if options.micro_batches == 1 else 0
+    if many > 1 and of_one_pack > 1 and total.std() > UNEVEN * options.wait * total.mean():
+        packs = equalized(packs, np.arange(len(built)), AGAIN)
+        loads, seconds = loads_and_seconds(packs)
     count, avoid = len(packs) % options.global_batch, _repeats_sample_of(packs, others)
-    of_one_pack = options.data_parallel_size if options.micro_batches == 1 else 0
     leftover, running = split_leftover(seconds, count, avoid, ranks=of_one_pack, limit=options.wait)
     if len(running) == 0:
         return packs.reordered(leftover)
@@ -85,8 +81,7 @@ def order_packs(
         rank_of = np.full(len(packs), -1, np.int64)
         rank_of[np.concatenate(packs_of_ranks)] = np.arange(len(running) // options.micro_batches)[:, None]
         packs = equalized(packs, rank_of, 1 - PACK_EFFORT)
-        loads = pack_loads(packs, sizes)
-        seconds = seconds_of(loads)
+        loads, seconds = loads_and_seconds(packs)
     found = pack_features(corpus, packs, loads)
     as_built = found if packs is built else pack_features(corpus, built, pack_loads(built, sizes))
     features = found.scaled(as_built.deviations())
