@@ -44,7 +44,7 @@ class PackOptions:
     """Fraction of device time that ranks may wait for the slowest; more lets iterations look more like the corpus."""
     seconds: float = 1.0
     """Effort for equalizing packs and for mixing iterations: a number of steps, given in nominal seconds. More than
-    65,536 packs have as much each."""
+    65,536 packs have as much each, and more for exchanges where they stay unequal."""
     widths: tuple[int, ...] = (1,)
     """Numbers of ranks that may run a pack together, ascending; its budgets are multiplied by that number."""
     narrow_first: int = 0

@@ -23,6 +23,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import WAIT
 from omnibal_ext.packing.ordering.balance_ranks import balance_ranks, stored_order
 from omnibal_ext.packing.ordering.order_iterations import order_iterations
+from omnibal_ext.packing.ordering.spread import Features
 from omnibal_ext.reading.arrays import map_array
 
 EFFORT = 1.0  # nominal seconds, see `balance_ranks`
@@ -127,6 +128,5 @@ def _features(index: PackedIndex, packs: Ints) -> Floats:
     of_sources = [np.add.reduceat(numbers == source, index.pack_offsets[:-1])[packs] for source in range(len(ends))]
     excess = [each - each.sum() / counts.sum() * counts for each in of_sources[:-1]]  # the last follows from the others
     values = np.column_stack([np.asarray(index.loads)[packs].astype(np.float64), counts, *excess])
-    deviations = values.std(axis=0)
-    varies = deviations > 1e-9 * np.maximum(1.0, np.abs(values).max(axis=0))
-    return np.ascontiguousarray((values[:, varies] - values[:, varies].mean(axis=0)) / deviations[varies])
+    found = Features(values, values.shape[1], [], np.zeros((len(packs), 0), np.bool_))
+    return found.scaled(found.deviations())

@@ -18,7 +18,8 @@ from omnibal_ext.packing.widths import limited_sizes
 PACK_EFFORT = 0.5  # of the effort, for packs; the rest for ranks that run several
 MANY = 1 << 16  # packs; more take as many times the effort, or too little would be left for each
 OF_MANY = 0.6, 1.0  # of the effort, for equalizing and for ordering these
-UNEVEN, AGAIN = 4.0, 3.0  # where these deviate by so many times the wait, they get so many times the effort more
+UNEVEN, AGAIN = 4.0, 2.7  # where these deviate by so many times the wait, they get so many times the effort more;
+# with more, few packs would be drawn for each exchange (`equalize_packs.FEW_STEPS`), and iterations differ more
 CHUNK, CHUNK_ITERATIONS = 1 << 14, 256  # packs, iterations of many that are ordered together, in a processor's cache
 
 
