@@ -19,7 +19,7 @@ from omnibal_ext.sizes import Sizes
 
 NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 AT_THE_BOUND = 1.0005
-MANY_PACKS = 50_000  # of more, planned ones are kept at the bound: first fit's may be a few less, and less equal
+MANY_PACKS = 60_000  # of more, planned ones are kept at the bound: first fit's may be a few less, and less equal
 MOST_TYPES_TO_PLAN = 200_000  # with more types packs are filled without a plan
 MOST_TO_PLAN = 100_000  # tile counts x tile budget, to which a plan's time is proportional
 MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
