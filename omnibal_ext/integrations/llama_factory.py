@@ -1,0 +1,164 @@
+"""LLaMA-Factory: `packing: true` with two budgets, of images too, where no sample of a pack sees another.
+
+# packed.py: `torchrun --nproc-per-node 8 packed.py config.yaml` in place of `llamafactory-cli train config.yaml`
+from llamafactory.train.tuner import run_exp
+from omnibal_ext.integrations.llama_factory import install
+install(vit_budget=16384), run_exp()
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import wraps
+from inspect import unwrap
+from itertools import chain, islice
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.integrations.samples import Packer, size_of
+from omnibal_ext.integrations.torch_loops import collate
+from omnibal_ext.joining.checks import packs_of
+from omnibal_ext.packing import warm_up
+from omnibal_ext.packing.costs import PackCosts
+
+TOKENS, MEDIA, LENGTHS = ("input_ids", "labels"), ("images", "videos", "audios"), "omnibal_lengths"
+"""Columns of a pack: all its samples' in turn; a list of each sample; and how many tokens each has."""
+KERNELS = ("eager", "sdpa", "flash_attention_2")
+"""Of attention that keep samples apart by their positions."""
+MUST_BE = {"packing": True, "per_device_train_batch_size": 1, "predict_with_generate": False, "shift_attn": False,
+           "use_unsloth": False, "use_kt": False}  # fmt: skip
+"""Arguments, for a batch to be a pack, and for attention to be transformers' own."""
+
+
+def sample_of(reader: Any, ids: Sequence[int], labels: Sequence[int], *media: Sequence[Any] | None) -> dict[str, Any]:
+    """Return a sample as its model's processor makes it. `reader` has a `template`, its tokenizer and processor."""
+    given = [each or [] for each in media]
+    counts = ([len(each)] for each in given)
+    fields = reader.template.mm_plugin.get_mm_inputs(*given, *counts, [ids], reader.processor)
+    return {"input_ids": ids, "labels": labels, **fields, "video_metadata": None}
+
+
+def pack_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the columns of a pack of samples as LLaMA-Factory encodes them."""
+    tokens = {key: [*chain.from_iterable(row[key] for row in rows)] for key in TOKENS}
+    media = {kind: [row[kind] or [] for row in rows] for kind in MEDIA}
+    return {**tokens, **media, LENGTHS: [len(row["input_ids"]) for row in rows]}
+
+
+def samples_of(reader: Any, pack: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the samples of a pack, and behind them the blank one if it lacks that."""
+    tokens = [iter(pack[key]) for key in TOKENS]
+    for count, *media in zip(*(pack[key] for key in (LENGTHS, *MEDIA)), strict=True):
+        yield sample_of(reader, *([*islice(each, count)] for each in tokens), *media)
+    if is_bare(reader, pack):
+        yield blank(reader)
+
+
+def is_bare(reader: Any, pack: Mapping[str, Any]) -> bool:
+    """Whether a pack leaves an encoder without work: with sharded weights the other ranks would wait for it."""
+    plugin, (images, videos, sounds) = reader.template.mm_plugin, (any(pack[kind]) for kind in MEDIA)
+    return bool((plugin.image_token and not (images or videos)) or (plugin.audio_token and not sounds))
+
+
+def blank(reader: Any) -> dict[str, Any]:
+    """Return as a sample of its own the blank image, and sound, that LLaMA-Factory adds to a batch without any."""
+    from llamafactory.data.collator import MultiModalDataCollatorForSeq2Seq
+
+    fill = MultiModalDataCollatorForSeq2Seq(reader.tokenizer, template=reader.template, processor=reader.processor)
+    return {**fill([{"input_ids": [], "attention_mask": [], "labels": []}]), "attention_mask": None}
+
+
+class TwoBudgetProcessor(NamedTuple):
+    """In place of LLaMA-Factory's processor of packs: `theirs` encodes samples, `packer` says which go together."""
+
+    theirs: Any
+    packer: Packer
+
+    def preprocess_dataset(self, examples: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Return a buffer's packs. Those that get a blank have room for it, but for a text that alone leaves none."""
+        encoded = self.theirs.preprocess_dataset(examples)
+        rows = [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
+        sized = [(row, self._size(row)) for row in rows]
+        groups = self.packer.groups(sized, lambda one: one[1])
+        bare = [is_bare(self.theirs, pack_of([row for row, _ in group])) for group in groups]
+        if any(bare):
+            room = max(1, self.packer.llm_budget - size_of(blank(self.theirs))[1])
+            rest = [one for group, lacks in zip(groups, bare, strict=True) if lacks for one in group]
+            groups = [group for group, lacks in zip(groups, bare, strict=True) if not lacks]
+            groups += self.packer._replace(llm_budget=room, beyond="alone").groups(rest, lambda one: one[1])
+        packs = [pack_of([row for row, _ in group]) for group in groups]
+        return {key: [pack[key] for pack in packs] for key in pack_of([])}
+
+    def _size(self, row: Mapping[str, Any]) -> tuple[int, int]:
+        """Return (tiles, tokens); one more than `cutoff_len` for images of a sample that was cut, maybe among them."""
+        tiles, tokens = size_of(sample_of(self.theirs, *(row[key] for key in (*TOKENS, *MEDIA))))
+        return tiles, tokens + (any(row[kind] for kind in MEDIA) and tokens == self.packer.llm_budget)
+
+    def print_data_example(self, example: Mapping[str, Any]) -> None:
+        """Print a pack."""
+        self.theirs.print_data_example(example)
+
+
+class PackCollator:
+    """In place of LLaMA-Factory's collator: hands its model a pack, whose samples do not see each other."""
+
+    def __init__(self, template: Any, model: Any, tokenizer: Any, processor: Any = None, compute_dtype: Any = None,
+                 **_: Any) -> None:  # fmt: skip
+        """Raises UserError for a model whose attention or layers do not keep samples apart."""
+        self.reader = SimpleNamespace(template=template, tokenizer=tokenizer, processor=processor)
+        self.config, self.dtype = model.config, compute_dtype
+        kernel, kind = self.config.get_text_config()._attn_implementation, self.config.model_type
+        if kernel not in KERNELS or packs_of(self.config).linear_attention:
+            raise UserError(f"packs of {kind} with {kernel}: flash_attn must be auto, sdpa, disabled or fa2, and no "
+                            "layer of linear attention, which LLaMA-Factory replaces by its own")  # fmt: skip
+
+    def __call__(self, packs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return a batch. Raises UserError for several packs, or rows of another packing."""
+        if len(packs) > 1 or LENGTHS not in packs[0]:
+            raise UserError("batches must be one pack of omnibal: per_device_train_batch_size: 1, "
+                            "per_device_eval_batch_size: 1, and another tokenized_path for other packs")  # fmt: skip
+        batch = collate([*samples_of(self.reader, packs[0])], self.config)
+        floats = {key for key, value in batch.items() if getattr(value, "is_floating_point", bool)()}
+        return batch | {key: batch[key].to(self.dtype) for key in floats}
+
+
+def install(vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop", seconds: float | None = None) -> None:
+    """Have `packing: true` pack with two budgets, that of tokens being `cutoff_len`; in SFT alone.
+
+    Args:
+        vit_budget: most tiles of a pack, of patches for models at native resolution (Qwen-VL: 4 a visual token).
+        costs, beyond, seconds: as in `omnibal_ext.packing.pack`.
+
+    Raises:
+        UserError: when training begins, for arguments under which samples of a pack would see each other.
+    """
+    from llamafactory.data import loader
+    from llamafactory.train.sft import workflow
+
+    warm_up()
+    theirs = unwrap(workflow.get_dataset)
+
+    @wraps(theirs)
+    def get_dataset(template: Any, *groups: Any, **more: Any) -> Any:
+        given = {name: value for group in groups for name, value in vars(group).items()}
+        for name, wanted in MUST_BE.items():
+            if (given.get(name) or False) != wanted:
+                raise UserError(f"{name}: {given.get(name)}: must be {str(wanted).lower()} with omnibal's packs")
+        return theirs(template, *groups, **more)
+
+    def processor(data_args: Any, **parts: Any) -> TwoBudgetProcessor:
+        plain = loader.SupervisedDatasetProcessor(data_args=data_args, **parts)
+        return TwoBudgetProcessor(plain, Packer(vit_budget, data_args.cutoff_len, costs, beyond, seconds))
+
+    workflow.get_dataset, workflow.SFTDataCollatorWith4DAttentionMask = get_dataset, PackCollator
+    loader.PackedSupervisedDatasetProcessor = processor
+
+
+def proved(samples: Sequence[Mapping[str, Any]], config: Any) -> dict[str, Any]:
+    """Return processors' samples as a batch, joined by what joins packs in training; for `omnibal prove`."""
+    import torch
+
+    plugin = SimpleNamespace(image_token=None, audio_token=None, get_mm_inputs=lambda images, *_: images[0])
+    rows = [{key: one[key].reshape(-1).tolist() for key in TOKENS} | dict.fromkeys(MEDIA) |
+            {"images": [{key: value for key, value in one.items() if key not in TOKENS}]} for one in samples]  # fmt: skip
+    model = SimpleNamespace(config=config)
+    return PackCollator(SimpleNamespace(mm_plugin=plugin), model, None, compute_dtype=torch.float32)([pack_of(rows)])
