@@ -28,11 +28,13 @@ with exit_on_user_error():
     from megatron.vlm.prove.models import ATTENTION, load
 
 TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "axolotl": ("omnibal_ext.integrations.axolotl:proved", {}),
+    "llama-factory": ("omnibal_ext.integrations.llama_factory:proved", {}),
     "omnibal": ("omnibal_ext.integrations.torch_loops:collate", {}),
     "transformers": ("transformers:DataCollatorWithFlattening", {}),
     "trl": ("trl.trainer.sft_trainer:DataCollatorForLanguageModeling", {"pad_token_id": 0, "padding_free": True}),
 }
-"""What packs, and the arguments of its class; other trainers' need their tokenizer or template."""
+"""What packs, and the arguments of its class; axolotl and LLaMA-Factory by our doors. Others' need their template."""
 SHOWN = 20
 """Faults that are printed."""
 

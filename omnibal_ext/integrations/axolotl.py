@@ -25,10 +25,8 @@ SAMPLES = "omnibal_samples"
 """The column of the packs: the numbers of their samples."""
 KERNELS = (None, "eager", "sdpa", "flash_attention_2")
 """Of attention that keeps samples apart by their positions; None is transformers' own choice, `sdpa`."""
-MUST_BE = {"micro_batch_size": 1}
-"""For a batch to be a pack."""
 MUST_NOT_BE = ("sample_packing", "batch_flattening", "streaming", "pretraining_dataset", "rl", "curriculum_sampling",
-               "group_by_length", "gemma4_hybrid_attn_impl", "remove_unused_columns")  # fmt: skip
+               "group_by_length", "gemma4_hybrid_attn_impl")  # fmt: skip
 """Other packs, other batches, other orders, attention of axolotl's own."""
 
 
@@ -70,7 +68,7 @@ class TwoBudgetPlugin(BasePlugin):  # type: ignore[misc]
         groups = pack(sizes["tiles"], sizes["tokens"], self.vit_budget, cfg.sequence_len, costs=self.costs,
                       beyond=self.beyond, seconds=self.seconds)  # fmt: skip
         say(f"omnibal: {len(rows)} samples in {len(groups)} packs")
-        trainer.train_dataset = Dataset.from_dict({SAMPLES: groups})
+        trainer.train_dataset, arguments.remove_unused_columns = Dataset.from_dict({SAMPLES: groups}), False
         trainer.data_collator = trainer.train_data_collator = PackCollator(encode, rows, trainer.model.config)
         if not cfg.max_steps:  # axolotl counts samples
             share = len(groups) / len(rows)
@@ -88,3 +86,8 @@ class PackCollator:
         """Return a batch of one pack."""
         (numbers,) = (one[SAMPLES] for one in packs)
         return collate([self.encode([self.rows[number]]) for number in numbers], self.config)
+
+
+def proved(samples: Sequence[Mapping[str, Any]], config: Any) -> dict[str, Any]:
+    """Return processors' samples as a batch, joined by what joins packs in training; for `omnibal prove`."""
+    return PackCollator(lambda rows: rows[0], samples, config)([{SAMPLES: range(len(samples))}])

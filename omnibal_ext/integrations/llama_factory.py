@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import unwrap
 from itertools import chain, islice
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,8 +25,9 @@ TOKENS, MEDIA, LENGTHS = ("input_ids", "labels"), ("images", "videos", "audios")
 """Columns of a pack: all its samples' in turn; a list of each sample; and how many tokens each has."""
 KERNELS = ("eager", "sdpa", "flash_attention_2")
 """Of attention that keep samples apart by their positions."""
-MUST_BE = {"packing": True, "per_device_train_batch_size": 1, "predict_with_generate": False, "shift_attn": False,
-           "use_unsloth": False, "use_kt": False}  # fmt: skip
+OF_EVALUATION = "per_device_eval_batch_size"
+MUST_BE = {"packing": True, "per_device_train_batch_size": 1, OF_EVALUATION: 1, "predict_with_generate": False,
+           "shift_attn": False, "use_unsloth": False, "use_kt": False}  # fmt: skip
 """Arguments, for a batch to be a pack, and for attention to be transformers' own."""
 
 
@@ -75,17 +77,14 @@ class TwoBudgetProcessor(NamedTuple):
 
     def preprocess_dataset(self, examples: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Return a buffer's packs. Those that get a blank have room for it, but for a text that alone leaves none."""
-        encoded = self.theirs.preprocess_dataset(examples)
+        encoded, size = self.theirs.preprocess_dataset(examples), itemgetter("size")
         rows = [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
-        sized = [(row, self._size(row)) for row in rows]
-        groups = self.packer.groups(sized, lambda one: one[1])
-        bare = [is_bare(self.theirs, pack_of([row for row, _ in group])) for group in groups]
-        if any(bare):
+        groups = self.packer.groups([{**row, "size": self._size(row)} for row in rows], size)
+        if bare := [row for group in groups if is_bare(self.theirs, pack_of(group)) for row in group]:
+            groups = [group for group in groups if not is_bare(self.theirs, pack_of(group))]
             room = max(1, self.packer.llm_budget - size_of(blank(self.theirs))[1])
-            rest = [one for group, lacks in zip(groups, bare, strict=True) if lacks for one in group]
-            groups = [group for group, lacks in zip(groups, bare, strict=True) if not lacks]
-            groups += self.packer._replace(llm_budget=room, beyond="alone").groups(rest, lambda one: one[1])
-        packs = [pack_of([row for row, _ in group]) for group in groups]
+            groups += self.packer._replace(llm_budget=room, beyond="alone").groups(bare, size)
+        packs = [pack_of(group) for group in groups]
         return {key: [pack[key] for pack in packs] for key in pack_of([])}
 
     def _size(self, row: Mapping[str, Any]) -> tuple[int, int]:
@@ -114,22 +113,22 @@ class PackCollator:
     def __call__(self, packs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return a batch. Raises UserError for several packs, or rows of another packing."""
         if len(packs) > 1 or LENGTHS not in packs[0]:
-            raise UserError("batches must be one pack of omnibal: per_device_train_batch_size: 1, "
-                            "per_device_eval_batch_size: 1, and another tokenized_path for other packs")  # fmt: skip
+            raise UserError("batches must be one pack of omnibal: batch sizes of 1, and no tokenized_path of others")
         batch = collate([*samples_of(self.reader, packs[0])], self.config)
         floats = {key for key, value in batch.items() if getattr(value, "is_floating_point", bool)()}
         return batch | {key: batch[key].to(self.dtype) for key in floats}
 
 
-def install(vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop", seconds: float | None = None) -> None:
-    """Have `packing: true` pack with two budgets, that of tokens being `cutoff_len`; in SFT alone.
+def install(
+    vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop", seconds: float | None = None
+) -> None:
+    """Have `packing: true` of SFT pack with two budgets, that of tokens being `cutoff_len`.
 
     Args:
         vit_budget: most tiles of a pack, of patches for models at native resolution (Qwen-VL: 4 a visual token).
         costs, beyond, seconds: as in `omnibal_ext.packing.pack`.
 
-    Raises:
-        UserError: when training begins, for arguments under which samples of a pack would see each other.
+    Training then raises UserError for arguments under which samples of a pack would see each other.
     """
     from llamafactory.data import loader
     from llamafactory.train.sft import workflow
@@ -137,20 +136,27 @@ def install(vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop
     warm_up()
     theirs = unwrap(workflow.get_dataset)
 
-    @wraps(theirs)
-    def get_dataset(template: Any, *groups: Any, **more: Any) -> Any:
-        given = {name: value for group in groups for name, value in vars(group).items()}
-        for name, wanted in MUST_BE.items():
-            if (given.get(name) or False) != wanted:
-                raise UserError(f"{name}: {given.get(name)}: must be {str(wanted).lower()} with omnibal's packs")
-        return theirs(template, *groups, **more)
-
     def processor(data_args: Any, **parts: Any) -> TwoBudgetProcessor:
-        plain = loader.SupervisedDatasetProcessor(data_args=data_args, **parts)
-        return TwoBudgetProcessor(plain, Packer(vit_budget, data_args.cutoff_len, costs, beyond, seconds))
+        encoder = loader.SupervisedDatasetProcessor(data_args=data_args, **parts)
+        return TwoBudgetProcessor(encoder, Packer(vit_budget, data_args.cutoff_len, costs, beyond, seconds))
+
+    @wraps(theirs)
+    def get_dataset(template: Any, *arguments: Any, **modules: Any) -> Any:
+        check({name: value for group in arguments for name, value in vars(group).items()})
+        kept, loader.PackedSupervisedDatasetProcessor = loader.PackedSupervisedDatasetProcessor, processor
+        try:
+            return theirs(template, *arguments, **modules)
+        finally:  # other stages have collators of their own
+            loader.PackedSupervisedDatasetProcessor = kept
 
     workflow.get_dataset, workflow.SFTDataCollatorWith4DAttentionMask = get_dataset, PackCollator
-    loader.PackedSupervisedDatasetProcessor = processor
+
+
+def check(arguments: Mapping[str, Any]) -> None:
+    """Raise UserError unless each batch is a pack, and attention transformers' own."""
+    for name, wanted in MUST_BE.items():
+        if (arguments.get(name) or False) != wanted and (name != OF_EVALUATION or arguments["do_eval"]):
+            raise UserError(f"{name}: {arguments.get(name)}: must be {str(wanted).lower()} with omnibal's packs")
 
 
 def proved(samples: Sequence[Mapping[str, Any]], config: Any) -> dict[str, Any]:
@@ -158,7 +164,10 @@ def proved(samples: Sequence[Mapping[str, Any]], config: Any) -> dict[str, Any]:
     import torch
 
     plugin = SimpleNamespace(image_token=None, audio_token=None, get_mm_inputs=lambda images, *_: images[0])
-    rows = [{key: one[key].reshape(-1).tolist() for key in TOKENS} | dict.fromkeys(MEDIA) |
-            {"images": [{key: value for key, value in one.items() if key not in TOKENS}]} for one in samples]  # fmt: skip
-    model = SimpleNamespace(config=config)
-    return PackCollator(SimpleNamespace(mm_plugin=plugin), model, None, compute_dtype=torch.float32)([pack_of(rows)])
+    shown = [{key: value for key, value in one.items() if key not in TOKENS} for one in samples]
+    rows = [{key: torch.as_tensor(one[key]).reshape(-1).tolist() for key in TOKENS} for one in samples]
+    pack = pack_of(
+        [{**row, **dict.fromkeys(MEDIA), "images": [fields]} for row, fields in zip(rows, shown, strict=True)]
+    )
+    template, model = SimpleNamespace(mm_plugin=plugin), SimpleNamespace(config=config)
+    return PackCollator(template, model, None, compute_dtype=torch.float32)([pack])

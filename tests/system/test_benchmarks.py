@@ -24,6 +24,10 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
         ("--launches", 1, "--rounds", 1),
         r"speed beside the pipeline over the cut: trained \S+x \(predicted \S+x\), frozen \S+x \(predicted \S+x\)",
     ),
+    "door_packs.py": (
+        ("--samples", 400, "--corpora", "single tiles"),
+        r"tokens run over those by our doors, median: LLaMA-Factory \S+x, axolotl \S+x",
+    ),
     "end_to_end.py": (("--rounds", 1, "--samples", 16), r"data parallel: \S+ of the ideal, .* ours / unbalanced \S+x"),
     "level.py": (
         ("--samples", 400, "--corpus", "two points"),

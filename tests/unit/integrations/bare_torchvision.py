@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-if not torch.cuda.is_available() and find_spec("torchvision"):
+if torch.version.cuda is None and find_spec("torchvision"):
     sys.modules.setdefault("torchvision._meta_registrations", ModuleType("torchvision._meta_registrations"))
     import torchvision.io
 

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.integrations import energon, ms_swift, nemo_automodel, torch_loops, veomni
+from omnibal_ext.integrations import (
+    axolotl,
+    energon,
+    llama_factory,
+    ms_swift,
+    nemo_automodel,
+    streams,
+    torch_loops,
+    veomni,
+)
 from omnibal_ext.integrations.samples import size_of
 from tests.unit.integrations.peers import check, drawn, sample
 
@@ -130,4 +139,7 @@ def test_every_door_takes_costs_and_effort() -> None:
     doors = (ms_swift.install, ms_swift.TwoBudgets, nemo_automodel.install, veomni.install, torch_loops.PackedBatches)
     for door in (*doors, veomni.TwoBudgetBatching, nemo_automodel.greedy_knapsack_vt_balanced):
         assert {"costs", "seconds"} <= inspect.signature(door).parameters.keys(), door
-    assert {"costs", "seconds"} <= vars(energon.TwoBudgetPacking).keys()
+    for one in (llama_factory.install, streams.PackedStream):
+        assert {"costs", "seconds"} <= inspect.signature(one).parameters.keys(), one
+    for mixin in (energon.TwoBudgetPacking, axolotl.TwoBudgetPlugin):
+        assert {"costs", "seconds"} <= vars(mixin).keys()

@@ -1,94 +1,78 @@
-"""LLaMA-Factory trains on our packs: within both budgets, and what they give is what its own samples give one by one."""
+"""LLaMA-Factory trains on our packs: within both budgets, and they give what its own samples give one by one."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from megatron.vlm.prove.isolation import prove
-from megatron.vlm.prove.models import ready
-from omnibal_ext.integrations.samples import tiles_of
-from tests.programs import ROOT
-from tests.unit.integrations import trained_folders
 from tests.unit.integrations.peers import needs
+from tests.unit.integrations.trained import Row, assert_proved, assert_within, noted, train
 
 needs("llamafactory", "llamafactory")
-CUTOFF = 400
-KINDS = {"llava": ("llava", 6), "qwen": ("qwen2_vl", 120)}
+CUTOFF, PROGRAM = 1200, "train_llama_factory.py"
+KINDS = {"llava": ("llava", 2), "qwen": ("qwen2_vl", 64)}
 """LLaMA-Factory's template, and a budget of tiles or patches."""
-Row = dict[str, Any]
 
 
 class Run(NamedTuple):
-    model: Path
+    folder: Path
     vit_budget: int
-    noted: dict[str, list[Row]]
-
-
-def train(folder: Path, kind: str, *changed: str) -> subprocess.CompletedProcess[str]:
-    template, vit_budget = KINDS[kind]
-    words = [str(folder), kind, template, str(vit_budget), *changed]
-    command = [sys.executable, str(Path(__file__).with_name("train_llama_factory.py")), *words]
-    # Versions are checked of packages that packs have nothing to do with.
-    around = {**os.environ, "DISABLE_VERSION_CHECK": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("trained")
-    for kind in KINDS:
-        getattr(trained_folders, kind)(made / kind)
-    trained_folders.sharegpt(made / "data")
-    return made
+    seen: Row
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def run(request: pytest.FixtureRequest, folder: Path) -> Run:
-    done = train(folder, request.param)
-    assert not done.returncode, done.stderr[-3000:]
-    noted = torch.load(folder / f"{request.param}.pt", weights_only=False)
-    return Run(folder / request.param, KINDS[request.param][1], noted)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder, (template, vit_budget) = tmp_path_factory.mktemp("trained"), KINDS[request.param]
+    seen = noted(PROGRAM, folder, request.param, template, str(vit_budget))
+    return Run(folder / request.param, vit_budget, seen)
 
 
 def key_of(row: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
     return tuple(tuple(row[key]) for key in ("input_ids", "labels", "images"))
 
 
-def parts_of(pack: Row) -> list[Row]:
+def parts_of(pack: Row) -> list[tuple[tuple[Any, ...], ...]]:
     """A pack's samples, by its columns."""
-    spans = [slice(end - length, end) for end, length in zip(torch.tensor(pack["omnibal_lengths"]).cumsum(0).tolist(),
-                                                             pack["omnibal_lengths"], strict=True)]  # fmt: skip
-    return [{"input_ids": pack["input_ids"][span], "labels": pack["labels"][span], "images": images}
+    spans = [slice(*ends) for ends in pairwise([0, *torch.tensor(pack["omnibal_lengths"]).cumsum(0).tolist()])]
+    return [key_of({"input_ids": pack["input_ids"][span], "labels": pack["labels"][span], "images": images})
             for span, images in zip(spans, pack["images"], strict=True)]  # fmt: skip
 
 
 def test_every_sample_is_in_one_pack_and_no_pack_is_beyond_a_budget(run: Run) -> None:
-    packed = [key_of(part) for pack in run.noted["packs"] for part in parts_of(pack)]
-    assert sorted(packed) == sorted(map(key_of, run.noted["samples"]))
-    assert max(batch["input_ids"].shape[1] for batch in run.noted["joined"]) <= CUTOFF
-    assert max(map(tiles_of, run.noted["joined"])) <= run.vit_budget
-    assert len(run.noted["packs"]) < len(packed) / 2
+    packed = [part for pack in run.seen["packs"] for part in parts_of(pack)]
+    assert sorted(packed) == sorted(map(key_of, run.seen["samples"]))
+    assert_within(run.seen["joined"], run.vit_budget, CUTOFF)
+    assert len(run.seen["packs"]) < len(packed) / 2
 
 
 def test_three_steps_are_run_on_them(run: Run) -> None:
-    ids = [batch["input_ids"].tolist() for batch in run.noted["joined"]]
-    assert len(run.noted["batches"]) == 3
-    assert all(batch["input_ids"].tolist() in ids for batch in run.noted["batches"])
+    ids = [batch["input_ids"].tolist() for batch in run.seen["joined"]]
+    assert len(run.seen["batches"]) == 3
+    assert all(batch["input_ids"].tolist() in ids for batch in run.seen["batches"])
 
 
-def test_packs_are_proved_equal(run: Run) -> None:
-    import transformers
+def test_every_batch_has_an_image_blank_ones_where_its_samples_have_none(run: Run) -> None:
+    bare = [not any(pack["images"]) for pack in run.seen["packs"]]
+    assert set(bare) == {True, False}
+    assert all("pixel_values" in batch for batch in run.seen["joined"])
 
-    kind = transformers.AutoConfig.from_pretrained(run.model).architectures[0]
-    model = ready(getattr(transformers, kind).from_pretrained(run.model))
-    alone = {key_of(row): row["alone"] for row in run.noted["samples"]}
-    for pack, batch in zip(run.noted["packs"], run.noted["joined"], strict=True):
-        samples = [alone[key_of(part)] for part in parts_of(pack)]
-        proof = prove(model, samples, lambda _, batch=batch: batch, ["eager", "sdpa", "flash"])  # type: ignore[misc]
-        assert not proof.findings and not proof.not_run, (proof.findings, proof.not_run)
+
+def test_packs_are_proved_equal_to_its_samples(run: Run) -> None:
+    alone = {key_of(row): row["alone"] for row in run.seen["samples"]}
+    packs = [[alone[part] for part in parts_of(pack)] for pack in run.seen["packs"]]
+    assert_proved(run.folder, packs, run.seen["joined"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [("packing: false", "packing: False: must be true"),
+     ("per_device_train_batch_size: 2", "per_device_train_batch_size: 2: must be 1"),
+     ("shift_attn: true", "shift_attn: True: must be false")],
+)  # fmt: skip
+def test_what_would_not_keep_samples_apart_is_refused_in_a_line(tmp_path: Path, changed: str, said: str) -> None:
+    done = train(PROGRAM, tmp_path, "llava", "llava", "2", changed)
+    assert done.returncode == 2
+    assert said in done.stderr.strip().splitlines()[-1]

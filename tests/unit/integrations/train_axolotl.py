@@ -21,7 +21,7 @@ from axolotl.core.trainers import AxolotlTrainer
 
 from omnibal_ext.errors import run_tool
 
-SEQUENCE_LEN = 400
+SEQUENCE_LEN = 1200
 noted: dict[str, Any] = {"batches": []}
 compute_loss, train = AxolotlTrainer.compute_loss, AxolotlTrainer.train
 

@@ -25,7 +25,7 @@ from llamafactory.train.tuner import run_exp
 from omnibal_ext.errors import run_tool
 from omnibal_ext.integrations.llama_factory import install
 
-CUTOFF = 400
+CUTOFF = 1200
 noted: dict[str, Any] = {"batches": []}
 
 
@@ -35,7 +35,7 @@ class Noting(workflow.CustomSeq2SeqTrainer):  # type: ignore[misc]
         return super().compute_loss(model, inputs, *given, **named)
 
     def train(self, *given: Any, **named: Any) -> Any:
-        noted["packs"] = list(self.train_dataset)
+        noted["packs"], noted["image_token"] = list(self.train_dataset), self.model.config.image_token_id
         noted["joined"] = [self.data_collator([pack]) for pack in noted["packs"]]
         return super().train(*given, **named)
 
@@ -52,7 +52,9 @@ def one_by_one(template: Any, model_args: Any, data_args: Any, *others: Any, **m
         whole = {key: row[key] for key in ("input_ids", "labels")}
         batch = encode([dict(row)]) if row["images"] else {}  # others are given a blank one
         media = {key: value for key, value in batch.items() if key not in ("attention_mask", "position_ids")}
-        made.append({**whole, "images": row["images"] or [], "alone": {**whole, **media}})
+        if "image_grid_thw" in media:  # by which transformers' model tells images from words
+            media["mm_token_type_ids"] = (torch.tensor(row["input_ids"]) == noted["image_token"]).long()
+        made.append({**whole, "images": row["images"] or [], "alone": {**media, **whole}})
     return made
 
 

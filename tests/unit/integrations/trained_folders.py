@@ -1,5 +1,5 @@
-"""Folders of small random models, with tokenizer, processor and chat template, for programs inside trainers: a LLaVA with
-16 tokens an image, and a Qwen2.5-VL; and conversations of up to two images. Nothing of `tests` is imported, whose
+"""Folders of small random models, with tokenizer, processor and chat template, for programs inside trainers: a LLaVA
+with 16 tokens an image, and a Qwen2.5-VL; and conversations of up to two images. Nothing of `tests` is imported, whose
 package readies torch for Megatron."""
 
 import json
@@ -73,11 +73,11 @@ def qwen(folder: Path) -> Path:
 
 
 def conversations(folder: Path, count: int, seed: int) -> list[tuple[list[str], str, str]]:
-    """Paths of images in a folder, question and answer of each: in turn with one image, none, two and one."""
+    """Paths of images in a folder, question and answer of each: every eighth has images, in turn one and two."""
     folder.mkdir()
     draw, made = np.random.default_rng(seed), []
     for number in range(count):
-        paths = [str(folder / f"{number}-{image}.png") for image in range((1, 0, 2, 1)[number % 4])]
+        paths = [str(folder / f"{number}-{image}.png") for image in range(0 if number % 8 else 1 + number // 8 % 2)]
         for path in paths:
             colour = tuple(int(value) for value in draw.integers(0, 256, 3))
             Image.new("RGB", (int(draw.integers(40, 90)), int(draw.integers(40, 60))), colour).save(path)
