@@ -30,7 +30,7 @@ MUST_NOT_BE = ("sample_packing", "batch_flattening", "streaming", "pretraining_d
 """Other packs, other batches, other orders, attention of axolotl's own."""
 
 
-class TwoBudgetPlugin(BasePlugin):  # type: ignore[misc]
+class TwoBudgetPlugin(BasePlugin):
     """Packs axolotl's training set; the budget of tokens is `sequence_len`. What is evaluated stays as it is.
 
     For `costs`, `seconds` and `beyond`, as in `omnibal_ext.packing.pack`, name a subclass of your own in `plugins`.

@@ -73,7 +73,7 @@ class PackedStream:
         """
         from torch.utils.data import IterableDataset
 
-        IterableDataset.register(type(self))  # type: ignore[attr-defined]  # so that DataLoaders know a stream
+        IterableDataset.register(type(self))  # so that DataLoaders know a stream
         self.packer = Packer(vit_budget, llm_budget, costs, beyond, seconds)
         self.samples, self.buffer, self.seeks = samples, whole("buffer", buffer, 1), seeks
         self.join, self.sample_size = join, sample_size
