@@ -15,11 +15,6 @@ from omnibal_ext.integrations.torch_loops import collate
 from omnibal_ext.output import say
 from omnibal_ext.packing.in_memory import pack
 
-try:
-    from axolotl.integrations.base import BasePlugin
-except ImportError:  # axolotl alone uses what is here
-    BasePlugin = object
-
 NO_EFFORT: float | None = None
 SAMPLES = "omnibal_samples"
 """The column of the packs: the numbers of their samples."""
@@ -30,7 +25,16 @@ MUST_NOT_BE = ("sample_packing", "batch_flattening", "streaming", "pretraining_d
 """Other packs, other batches, other orders, attention of axolotl's own."""
 
 
-class TwoBudgetPlugin(BasePlugin):
+def base() -> Any:
+    """Return axolotl's class of plugins, from which one must be; where there is none, nobody loads plugins."""
+    try:
+        from axolotl.integrations.base import BasePlugin
+    except ImportError:
+        return object
+    return BasePlugin
+
+
+class TwoBudgetPlugin(base()):  # type: ignore[misc]
     """Packs axolotl's training set; the budget of tokens is `sequence_len`. What is evaluated stays as it is.
 
     For `costs`, `seconds` and `beyond`, as in `omnibal_ext.packing.pack`, name a subclass of your own in `plugins`.

@@ -139,17 +139,8 @@ def names_without_docstring(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
 
 def test_the_deciding_part_never_loads_torch_or_a_trainer() -> None:
     names = [module for module in modules() if module.startswith("omnibal_ext")]
-    heavy = {
-        "torch",
-        "megatron",
-        "swift",
-        "nemo_automodel",
-        "veomni",
-        "llamafactory",
-        "axolotl",
-        "transformers",
-        "lightning",
-    }
+    heavy = {"torch", "megatron", "swift", "nemo_automodel", "veomni", "llamafactory", "axolotl", "transformers",
+             "lightning"}  # fmt: skip
     code = "import sys; " + "; ".join(f"import {name}" for name in names)
     code += f"; loaded = {heavy} & set(sys.modules); assert not loaded, loaded"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
