@@ -1,16 +1,20 @@
-"""Fixes of megatron-core 0.19, so that it starts from pip's wheel, and trains and resumes without Apex."""
+"""Fixes of megatron-core 0.19, so that it starts from pip's wheel, trains and resumes without Apex, and is no slower."""
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
-from megatron.vlm import optional
+from megatron.vlm import optional, platform
 
 
 def install() -> None:
     """Install all of them, once a process."""
     patch_start()
+    patch_weight_gradients()
+    patch_adam()
     patch_distributed_optimizer()
     patch_padding()
     patch_gradient_norm()
@@ -28,6 +32,82 @@ def patch_start() -> None:
         from megatron.core.datasets import utils
 
         utils.compile_helpers = lambda *_, **__: None
+
+
+@cache
+def patch_weight_gradients() -> None:
+    """Let core's linear layers add to `main_grad` in the product itself, which core leaves to a module of Apex's.
+
+    They mark the weight that autograd kept for them, so that nobody adds again. Where hooks watch what is kept
+    (`models/again.py`) that is another tensor, and the weight has no gradient: mark it, and give what nobody reads.
+    """
+    from megatron.core.tensor_parallel import layers
+
+    def accumulate(rows: torch.Tensor, grad: torch.Tensor, total: torch.Tensor) -> None:
+        platform.add_product(total, grad.t(), rows)
+
+    if not layers._grad_accum_fusion_available:
+        names = ("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16")
+        layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(**dict.fromkeys(names, accumulate))
+        layers._grad_accum_fusion_available = True
+    cls = layers.LinearWithGradAccumulationAndAsyncCommunication
+    original_forward, original_backward = cls.forward, cls.backward
+
+    def forward(ctx: Any, entering: torch.Tensor, weight: torch.Tensor, *how: Any) -> torch.Tensor:
+        ctx.weight = weight
+        out: torch.Tensor = original_forward(ctx, entering, weight, *how)
+        return out
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        entering, found, *more = original_backward(ctx, grad)
+        if ctx.main_grad is not None and found is None:
+            found = added_already(ctx.weight)
+        return entering, found, *more
+
+    cls.forward, cls.backward = staticmethod(forward), staticmethod(backward)
+
+
+def added_already(weight: Any) -> torch.Tensor:
+    """Mark a weight whose gradient is in `main_grad`; what autograd is given instead, read by nobody or zero."""
+    weight.grad_added_to_main_grad = True
+    return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
+
+
+@cache
+def patch_adam() -> None:
+    """Let torch's Adam step in one kernel on a GPU, and clip there.
+
+    Core takes torch's choice, which reads and writes moments and weights once an operation, and multiplies every
+    gradient before. Saves say how they were stepped: this machine decides for itself, and torch puts the counts of
+    steps, which that kernel reads, where it wants them.
+    """
+    from megatron.core.optimizer import optimizer as optimizers
+
+    cls, original_clip = optimizers.MegatronOptimizer, optimizers.clip_grad_by_total_norm_fp32
+    original_init, fused = cls.__init__, WeakSet[Any]()
+
+    def choose(_: Any, state: dict[str, Any]) -> None:
+        for group in state["param_groups"]:
+            group["fused"] = platform.HAS_CUDA or None  # None: torch chooses
+
+    def init(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> None:
+        original_init(self, optimizer, *arguments, **named)
+        if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+            choose(optimizer, {"param_groups": optimizer.param_groups})
+            optimizer.register_load_state_dict_pre_hook(choose)
+            if platform.HAS_CUDA:
+                fused.add(optimizer)
+
+    def clip(weights: list[torch.Tensor], max_norm: float, total_norm: Any, *more: Any, **named: Any) -> None:
+        for adam in fused:
+            own = [weight for group in adam.param_groups for weight in group["params"]]
+            if len(own) == len(weights) and own[0] is weights[0]:
+                over = (total_norm + 1e-6) / max_norm
+                adam.grad_scale = torch.full((), over, device="cuda") if over > 1 else None
+                return
+        original_clip(weights, max_norm, total_norm, *more, **named)
+
+    cls.__init__, optimizers.clip_grad_by_total_norm_fp32 = init, clip
 
 
 @cache
@@ -50,13 +130,13 @@ def _count_steps() -> None:
     """Let a run be saved, and go on, in which a rank trains nothing, its part being frozen.
 
     The first rank saves Adam's step for all, as the state of its weights has it. Where it has none, core saves no step,
-    without which no other rank goes on, and the distributed optimizer stops at an assertion: count steps on each rank.
+    without which no other rank goes on, and the distributed optimizer stops at an assertion: count steps on each rank,
+    on the host.
     """
     from megatron.core.optimizer import optimizer as optimizers
 
     cls = optimizers.MegatronOptimizer
-    original_init, step_of = cls.__init__, cls._extract_common_per_param_step
-    give_step = cls._restore_common_per_param_step
+    original_init, give_step = cls.__init__, cls._restore_common_per_param_step
 
     def init(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> None:
         original_init(self, optimizer, *arguments, **named)
@@ -64,8 +144,8 @@ def _count_steps() -> None:
         if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
             optimizer.register_step_post_hook(lambda *_: self.steps.add_(1))
 
-    def extract_step(self: Any, state: dict[str, Any]) -> Any:
-        return step_of(state) if state["state"] else self.steps.clone()
+    def extract_step(self: Any, _: dict[str, Any]) -> Any:
+        return self.steps.clone()
 
     def restore_step(self: Any, state: dict[str, Any], step: Any) -> None:
         give_step(state, step)
@@ -100,7 +180,7 @@ def patch_distributed_optimizer() -> None:
         if not self.optimizer.state:
             for parameter in (weight for group in self.optimizer.param_groups for weight in group["params"]):
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+                self.optimizer.state[parameter] = {"step": torch.zeros((), device="cuda"), **moments}
         if nothing_trains := not self.optimizer.state:
             self.optimizer.state["no weight"] = {"step": self.steps}
         state: dict[str, Any] = original_state_dict(self)
@@ -113,7 +193,7 @@ def patch_distributed_optimizer() -> None:
         step = float(state["optimizer"]["param_groups"][0]["step"])
         self.steps = torch.tensor(step)
         for values in self.optimizer.state.values():
-            values["step"] = torch.tensor(step)
+            values["step"] = torch.full((), step, device="cuda")
 
     @torch.no_grad()
     def set_states(self: Any, weight: torch.nn.Parameter, tensors: dict[str, Any]) -> None:

@@ -84,6 +84,8 @@ HAS_APEX: bool = (
     and usable("amp_C", "multi_tensor_l2norm")
     and usable("fused_weight_gradient_mlp_cuda", "wgrad_gemm_accum_fp32")
 )
+ADDS_IN_FP32 = TorchVersion(torch.__version__) >= "2.10"
+"""Whether torch's products of half precision can be added to a matrix in fp32 (pytorch/pytorch PR 167931)."""
 CLOCK_RATE = 2e9
 """Cycles a second, of which no GPU has more."""
 
@@ -291,6 +293,19 @@ def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.float() @ right.float()
 
 
+@torch.no_grad()
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add a product of matrices to a matrix, which may be in fp32 where they are in half precision: in one kernel."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif not HAS_CUDA:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+    elif ADDS_IN_FP32:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total.add_(left @ right)
+
+
 def empty_groups_are_left_out() -> bool:
     """Whether torch's grouped product leaves the result of an empty sum unwritten: reported of GPUs after Hopper."""
     return HAS_CUDA and torch.cuda.get_device_capability()[0] > 9
@@ -329,12 +344,12 @@ def megatron_defaults() -> dict[str, Any]:
         defaults |= {"transformer_impl": "local", "persist_layer_norm": False, "no_persist_layer_norm": True}
         defaults |= {"apply_rope_fusion": False}
     if not HAS_APEX:
-        # Transformer Engine's layers add to main_grad themselves, core's need Apex.
-        defaults |= {"gradient_accumulation_fusion": HAS_TRANSFORMER_ENGINE, "masked_softmax_fusion": False}
+        defaults["masked_softmax_fusion"] = False
     if not HAS_CUDA:
         defaults |= {
             "distributed_backend": "gloo",
             "use_cpu_initialization": True,
+            "gradient_accumulation_fusion": HAS_TRANSFORMER_ENGINE,
             "bias_swiglu_fusion": False,
             "bias_gelu_fusion": False,
             "bias_dropout_fusion": False,

@@ -189,7 +189,12 @@ class _Move(torch.autograd.Function):
         return None, back, None, None
 
 
-CUDA_ALONE = {aten.mm.dtype: lambda left, right, dtype: left.to(dtype) @ right.to(dtype)}
+CUDA_ALONE = {
+    aten.mm.dtype: lambda left, right, dtype: left.to(dtype) @ right.to(dtype),
+    aten.addmm.dtype_out: lambda total, left, right, dtype, *, out: torch.addmm(
+        total, left.to(dtype), right.to(dtype), out=out
+    ),
+}
 """Operations that the CPU does not have."""
 
 

@@ -54,6 +54,7 @@ def differences(
 ) -> tuple[float, float]:
     """Of the loss and of the gradients, in units of the last bit."""
     chain = in_precision(args, name, dtype)
+    chain.language.gradient_accumulation_fusion = True
     plan = cases.Case(QUESTION, schedule, chunks, "mixed", False, False, seed=chunks).plan(chain.kinds, 2)
     model = harness.build_model(chain, plan)
     get_model_config(model[0]).grad_scale_func = lambda loss: loss * LOSS_SCALE

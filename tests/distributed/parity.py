@@ -58,6 +58,7 @@ def difference(
     args = get_args()
     args.sequence_parallel = case.sequence_parallel
     args.overlap_grad_reduce = case.overlap
+    args.gradient_accumulation_fusion = platform.HAS_TRANSFORMER_ENGINE or case.seed % 2 == 0
     args.delay_wgrad_compute = platform.HAS_TRANSFORMER_ENGINE and splits_backward(case.schedule)
     chain = harness.chain_of(args, case.question)
     plan = case.plan(chain.kinds, pipeline)

@@ -9,11 +9,9 @@ import pytest
 import torch
 from megatron.core.datasets import utils as dataset_utils
 from megatron.core.optimizer import clip_grads, distrib_optimizer
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 from benchmarks import gpu
 from megatron.vlm import core_patches, optional, platform
-from megatron.vlm.models.configs import core_multiplies
 from megatron.vlm.models.mixture.groups import weight_gradient
 from megatron.vlm.preflight import machine
 from megatron.vlm.preflight.findings import Note
@@ -100,16 +98,33 @@ def test_an_empty_group_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None
     assert not found[[1, 3]].any()
 
 
-@pytest.mark.parametrize(("asked", "apex"), [(True, True), (True, False), (False, True)])
-def test_core_s_linear_layers_add_to_sums_with_apex_alone(
-    monkeypatch: pytest.MonkeyPatch, asked: bool, apex: bool
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("adds_in_fp32", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "total"), [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)], ids=str
+)
+def test_a_product_is_added_in_the_precision_of_the_sum(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, adds_in_fp32: bool, dtype: torch.dtype, total: torch.dtype
 ) -> None:
-    monkeypatch.setattr(platform, "HAS_APEX", apex)
-    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
-    config.gradient_accumulation_fusion = asked
-    assert core_multiplies(config).gradient_accumulation_fusion == (asked and apex)
-    assert config.gradient_accumulation_fusion == asked
-    assert ("gradient_accumulation_fusion" in platform.megatron_defaults()) == (not apex), "a default with Apex"
+    """To half of the sum's last bit, but where torch has no such product: there to the last of the factors."""
+    really = torch.addmm
+
+    def of_cuda(sum: torch.Tensor, *factors: torch.Tensor, out_dtype: torch.dtype, out: torch.Tensor) -> None:
+        assert out is sum
+        really(sum, *(factor.to(out_dtype) for factor in factors), out=out)
+
+    monkeypatch.setattr(torch, "addmm", of_cuda)
+    monkeypatch.setattr(platform, "HAS_CUDA", cuda)
+    monkeypatch.setattr(platform, "ADDS_IN_FP32", adds_in_fp32)
+    generator = torch.Generator().manual_seed(3)
+    grad, rows = (torch.randn(7, width, generator=generator).to(dtype) for width in (3, 5))
+    found = torch.randn(3, 5, generator=generator).to(total)
+    wanted = found.double() + grad.double().t() @ rows.double()
+    address = found.data_ptr()
+    platform.add_product(found, grad.t(), rows)
+    coarse = torch.bfloat16 if cuda and not adds_in_fp32 and dtype == torch.bfloat16 else total
+    assert torch.allclose(found.double(), wanted, rtol=0, atol=2 * torch.finfo(coarse).eps * wanted.abs().max().item())
+    assert (found.dtype, found.data_ptr()) == (total, address)
 
 
 def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from megatron.training.arguments import core_transformer_config_from_args
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from megatron.vlm import platform
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.language.experts import Experts
 from omnibal_ext.modalities.language.layer import Attention
@@ -87,16 +86,9 @@ def vision_config(language: TransformerConfig, vision: VisionArchitecture) -> Tr
 
 
 def outside_layers(config: TransformerConfig) -> TransformerConfig:
-    """The configuration of what is no transformer layer: every rank sees all rows, core's linear layers multiply."""
-    config = core_multiplies(config)
-    config.sequence_parallel = False
-    return config
-
-
-def core_multiplies(config: TransformerConfig) -> TransformerConfig:
-    """A configuration for core's own linear layers, also where Transformer Engine builds the others."""
+    """The configuration of what is no transformer layer: every rank sees all rows."""
     config = copy.copy(config)
-    config.gradient_accumulation_fusion = config.gradient_accumulation_fusion and platform.HAS_APEX
+    config.sequence_parallel = False
     return config
 
 

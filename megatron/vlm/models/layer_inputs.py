@@ -28,7 +28,6 @@ from torch.distributed.nn.functional import all_reduce
 from torch.nn.functional import embedding
 
 from megatron.vlm.models.again import run_again
-from megatron.vlm.models.configs import core_multiplies
 from megatron.vlm.models.norm import build_norm
 from omnibal_ext.modalities.language.layer import LayerInputs
 
@@ -54,7 +53,6 @@ class LayerInput(MegatronModule):
         of_rows = torch.tensor(width**0.5, dtype=config.params_dtype, device="cpu").item()
         scale = config.hidden_size**-0.5
         self.numbers = Numbers(width, config.layernorm_epsilon, scale, of_rows, config.activation_func)
-        config = core_multiplies(config)
         into: dict[str, Any] = {"config": config, "bias": False, "gather_output": False}
         draw = config.init_method
         self.gate = ColumnParallelLinear(config.hidden_size, width, init_method=draw, **into)

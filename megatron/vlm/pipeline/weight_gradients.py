@@ -21,6 +21,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.tensor_parallel.layers import linear_with_frozen_weight
 from torch import Tensor
 
+from megatron.vlm import core_patches, platform
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.mixture import groups
 
@@ -80,15 +81,10 @@ class Linear(Late):
             torch.autograd.backward((self.bias,), (grad.sum(0),))
 
     def _into_main_grad(self, grad: Tensor, rows: Tensor) -> Tensor:
-        """Multiply and add in one kernel (Apex's); what autograd is given is read by nobody, or zero where it is."""
-        import fused_weight_gradient_mlp_cuda
-
+        """Multiply and add in one kernel; what autograd is given is read by nobody, or zero where it is."""
         weight: Any = self.weight
-        wide = weight.main_grad.dtype == torch.float32
-        kernel = "wgrad_gemm_accum_fp32" if wide else "wgrad_gemm_accum_fp16"
-        getattr(fused_weight_gradient_mlp_cuda, kernel)(rows, grad, weight.main_grad)
-        weight.grad_added_to_main_grad = True
-        return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
+        platform.add_product(weight.main_grad, grad.t(), rows)
+        return core_patches.added_already(weight)
 
 
 @dataclass

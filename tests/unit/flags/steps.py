@@ -12,14 +12,14 @@ from megatron.training import training
 from megatron.training.training import destroy_global_state, get_optimizer_param_scheduler
 from torch import Tensor
 
-from megatron.vlm import rates
+from megatron.vlm import platform, rates
 from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.plan import single_stage_plan
 from tests.distributed import harness
 
 CASES = {
     "adam": "--lr 1e-2 --min-lr 2e-3 --lr-decay-style cosine --lr-warmup-iters 2 --lr-warmup-init 1e-3 "
-    "--lr-decay-iters 5 --weight-decay 0.3 --adam-beta1 0.8 --adam-beta2 0.95 --adam-eps 1e-3 --clip-grad 0.5",
+    "--lr-decay-iters 5 --weight-decay 0.3 --adam-beta1 0.8 --adam-beta2 0.95 --adam-eps 1e-3 --clip-grad 6",
     "parts": "--lr 1e-2 --min-lr 2e-3 --lr-decay-style cosine --lr-decay-iters 5 --lr-vit 1e-3 --lr-projector 3e-2 "
     "--weight-decay 0.3 --weight-decay-vit 0.1 --weight-decay-projector 0 --clip-grad 0",
     "sgd": "--lr 1e-1 --optimizer sgd --sgd-momentum 0.7 --lr-warmup-fraction 0.4 --lr-decay-iters 5 --clip-grad 0 "
@@ -49,6 +49,11 @@ class Trace:
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
+    fused: list[bool] = field(default_factory=list)
+    """Whether one kernel steps all weights, as it is to on GPUs."""
+    clips: list[float | None] = field(default_factory=list)
+    """By what that kernel divided the gradients."""
+    on_gpus: bool = platform.HAS_CUDA
     logging_level: int = 0
 
 
@@ -78,6 +83,9 @@ def train(flags: list[str], steps: int) -> Trace:
         trace.rates.append(float(optimizer.param_groups[0]["lr"]))
         trace.scales.append(optimizer.get_loss_scale().item())
         optimizer.step()
+        trace.fused.append(bool(optimizer.param_groups[0].get("fused")))
+        scale = getattr(optimizer.optimizer, "grad_scale", None)
+        trace.clips.append(scale if scale is None else scale.item())
         scheduler.step(args.global_batch_size)
     destroy_global_state()
     return trace

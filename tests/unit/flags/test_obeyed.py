@@ -2,6 +2,7 @@
 
 import math
 import os
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,17 +10,19 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.data.loader import microbatches
-from tests.programs import run_ranks
+from tests.programs import CARDS, PLAIN, run_ranks
 from tests.unit.data.workers import Worker
 
 pytestmark = pytest.mark.starts
 Trace = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
-    path = tmp_path_factory.mktemp("steps") / "steps.pt"
-    run_ranks("tests.unit.flags.steps", 1, [str(path)])
+@pytest.fixture(scope="module", params=[PLAIN, CARDS], ids=["CPU", "GPU"])
+def traces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
+    """On a machine with GPUs torch's kernel steps and clips."""
+    path, steps = tmp_path_factory.mktemp("steps") / "steps.pt", "tests.unit.flags.steps"
+    program, words = (steps, []) if request.param == PLAIN else ("cards.run", [steps])
+    run_ranks(program, 1, [*words, str(path)], server=request.param)
     found: dict[str, Trace] = torch.load(path, weights_only=False)
     return found
 
@@ -61,7 +64,21 @@ def assert_adamw(
 def test_adam_takes_the_steps_that_the_flags_say(traces: dict[str, Trace]) -> None:
     rates = [1e-3, 5.5e-3, 1e-2, *(half_cosine(step, 3) for step in (1, 2, 3))]
     assert traces["adam"]["rates"] == pytest.approx(rates)
-    assert assert_adamw(traces["adam"], rates[:-1], (0.8, 0.95), 1e-3, clip=0.5)
+    assert assert_adamw(traces["adam"], rates[:-1], (0.8, 0.95), 1e-3, clip=6)
+
+
+def test_one_kernel_steps_and_clips_on_gpus(traces: dict[str, Trace]) -> None:
+    """By the norm over the limit where it is above; in steps that loss scaling skips, weights stay to the bit."""
+    trace = traces["adam"]
+    norms = [math.sqrt(sum(one.double().square().sum() for one in step.values())) for step in trace["gradients"]]
+    assert len({norm > 6 for norm in norms}) == 2, "some are clipped"
+    for norm, clip in zip(norms, trace["clips"], strict=True):
+        assert clip == (pytest.approx(norm / 6, rel=1e-5) if trace["on_gpus"] and norm > 6 else None)
+    assert {*trace["fused"]} == {trace["on_gpus"]}
+    assert not any(traces["parts"]["clips"]), "--clip-grad 0"
+    assert not any(traces["sgd"]["fused"])
+    for before, after in pairwise(traces["falling scale"]["weights"]):  # no scale that it reaches is small enough
+        assert all(torch.equal(before[name], weight) for name, weight in after.items())
 
 
 def test_parts_take_steps_at_their_own_rates(traces: dict[str, Trace]) -> None:

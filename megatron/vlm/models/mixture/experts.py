@@ -8,6 +8,7 @@ copies are sent (`dispatch`).
 """
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,6 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from megatron.vlm.models.configs import core_multiplies
 from megatron.vlm.models.mixture.dispatch import Travel, by_expert
 from megatron.vlm.models.mixture.groups import GroupedLinear
 from megatron.vlm.models.mixture.router import Balance, Router
@@ -101,7 +101,7 @@ def _drawn(
     expert's initial weights, and those drawn later, are the same at every expert-parallel size.
     """
     alone = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    config, first = core_multiplies(config), groups.ep.rank() * count
+    config, first = copy(config), groups.ep.rank() * count
     config.ffn_hidden_size = config.moe_ffn_hidden_size
     drawn: list[torch.nn.Parameter] = []
     for number in range(groups.ep.size() * count):
