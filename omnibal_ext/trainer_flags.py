@@ -7,6 +7,7 @@ from argparse import ArgumentParser, _ArgumentGroup
 from collections.abc import Callable
 
 from omnibal_ext import adapters
+from omnibal_ext.costs.states import add_state_flags
 from omnibal_ext.flags import Interval
 
 Group = ArgumentParser | _ArgumentGroup
@@ -75,6 +76,7 @@ def _add_megatron(group: Group) -> None:
     add("--bf16", action="store_true", help="train in bfloat16")
     add("--fp16", action="store_true", help="train in half precision, with a scaled loss")
     add("--use-distributed-optimizer", action="store_true", help="data-parallel ranks share its state")
+    add_state_flags(add)
     add("--sequence-parallel", action="store_true", help="tensor-parallel ranks share what is between matrices")
 
 

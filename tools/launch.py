@@ -25,6 +25,7 @@ from omnibal_ext.adapters import add_trained_flags
 from omnibal_ext.architectures.presets import MODEL_FLAGS, check_is_folder, preset
 from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.costs.analytic import DEVICES
+from omnibal_ext.costs.states import add_state_flags
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import refuse_within, refuse_without_manifest
 from omnibal_ext.files.locks import only_job
@@ -322,6 +323,7 @@ def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     parser = ToolParser(add_help=False, allow_abbrev=False)
     for name in SWITCHES:
         parser.add_argument(flag_name(name), action="store_true")
+    add_state_flags(parser.add_argument)
     add_trained_flags(parser)
     return parser.parse_known_args(arguments.megatron)[0]
 

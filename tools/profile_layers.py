@@ -28,6 +28,7 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.operations import installed_attention, measured_device
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.costs.states import AWARE, DTYPES, WeightBytes, add_state_flags, state_words
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser, add_further_budgets
 from omnibal_ext.modalities.modality import ALWAYS, LANGUAGE, MODALITIES, Budgets, budget_fields, budgets_in, in_words
@@ -84,6 +85,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         Adapters.of(arguments),
         arguments.replica_ranks,
         installed_attention(),
+        WeightBytes.of(arguments),
     )
     profile.save(arguments.output)
     return profile
@@ -117,6 +119,7 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         steps=arguments.steps,
         expert_parallel=arguments.expert_model_parallel_size,
         adapters=Adapters.of(arguments),
+        states=tuple(state_words(arguments)),
     )
     if not arguments.json and os.environ.get("RANK", "0") == "0":
         sizes = in_words(job.budgets).replace("tiles", "tiles or patches")
@@ -175,6 +178,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "model_hash": architecture.hash,
         "sequence_parallel": arguments.sequence_parallel and arguments.tensor_model_parallel_size > 1,
         "distributed_optimizer": arguments.use_distributed_optimizer,
+        **({"states": words} if (words := state_words(arguments)) else {}),
         "freeze": sorted(arguments.freeze),
         **({"adapters": adapters} if (adapters := Adapters.of(arguments).to_record()) else {}),
         **{one.budget: budgets.pop(one.budget) for one in ALWAYS},
@@ -258,6 +262,9 @@ NEEDS = (
         lambda given: not given.analytic,
     ),
     Need("steps force", "to be given without --analytic, which measures nothing", lambda given: not given.analytic),
+    Need(AWARE, "--use-distributed-optimizer", lambda given: given.use_distributed_optimizer),
+    Need(AWARE, "--bf16, or --analytic", lambda given: given.bf16 or given.analytic),
+    Need(" ".join(DTYPES), "--use-precision-aware-optimizer", lambda given: getattr(given, AWARE)),
 )
 
 
@@ -280,6 +287,7 @@ def _parser() -> ToolParser:
     add("--data-parallel-size", type=int, default=1, help="of the job: gradients are reduced over it")
     add("--use-distributed-optimizer", action="store_true", help="the job shards its optimizer state")
     add("--bf16", action="store_true", help="measure in bf16")
+    add_state_flags(add)
     add_trained_flags(parser)
     add("--steps", type=int, default=5, help="steps measured, after two to warm up")
     add("--analytic", choices=sorted(DEVICES), help="from operation counts, no device needed")

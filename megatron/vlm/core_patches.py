@@ -1,4 +1,4 @@
-"""Fixes of megatron-core 0.19, so that it starts from pip's wheel, trains and resumes without Apex, and is no slower."""
+"""Fixes of megatron-core 0.19, so that it starts from pip's wheel, and trains and resumes without Apex, no slower."""
 
 from functools import cache
 from types import SimpleNamespace

@@ -8,8 +8,9 @@ tensor-parallel ranks:
                 (Megatron-LM, arXiv 2104.04473)
     experts     distributed over e of the t d ranks that hold a layer. If all are chosen equally often, (e - 1) / e of
                 their inputs and outputs go to other ranks; transfers within and between nodes overlap
-    weights     2 bytes a weight, 4 its gradient, 12 its optimizer state. The distributed optimizer shards the state
-                over d data-parallel ranks. With e > 1 a rank has 1 / e of the experts, their state over t d / e ranks
+    weights     2 bytes a weight, 4 its gradient, 12 its optimizer state, or fewer (`states.WeightBytes`). The
+                distributed optimizer shards the state over d data-parallel ranks. With e > 1 a rank has 1 / e of the
+                experts, their state over t d / e ranks
     frozen      no gradients of weights: without their products, bytes and optimizer step. Bytes kept are those of a
                 trained layer, an upper bound. Linear layers keep no inputs, so cheap recomputation would save nothing.
                 Idle layers have no backward and keep nothing.
@@ -30,6 +31,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, TOWER_KINDS, GradientMode, chain_kind, size_of
 from omnibal_ext.costs.profile import LayerCost, Profile
+from omnibal_ext.costs.states import WeightBytes
 from omnibal_ext.costs.works import AdaptersWork, adapters_works, layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.language.layer import Layer
@@ -60,6 +62,11 @@ class _Ranks:
     experts: int
     """Expert-parallel size; 1: tensor parallelism shards every expert."""
     distributed_optimizer: bool
+    states: WeightBytes
+
+    def bytes_of(self, weights: float, alike: float) -> float:
+        """Bytes of trained weights that `alike` ranks have."""
+        return weights * self.states.on_a_rank(alike if self.distributed_optimizer else 1)
 
     def weights(self, work: Work) -> tuple[tuple[float, float], ...]:
         """((weights on a rank, ranks with the same weights) of all but the experts, the same of the experts)."""
@@ -123,6 +130,7 @@ def analytic_profile(
     adapters: Adapters = NO_ADAPTERS,
     replica_ranks: int = 0,
     attention: str = "",
+    states: WeightBytes = WeightBytes(),  # noqa: B008 (a value)
 ) -> Profile:
     """Return the profile of a model on a100, h100 or h200, for packs of these `budgets`; of a size that is not given,
     1.
@@ -146,7 +154,7 @@ def analytic_profile(
     check_expert_ranks(architecture, expert_model_parallel_size, (tensor_model_parallel_size, data_parallel_size))
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     over_packs = gpu.attending(attention)
-    ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
+    ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer, states)
     budgets = architecture.profiled(budgets)
     works = layer_works(architecture, budgets, t, expert_model_parallel_size)
     of_packs = "vit" if architecture.vision.native else None
@@ -169,7 +177,7 @@ def analytic_profile(
         whole: Mapping[str, LayerCost] = {}
         if t > 1:
             unsharded = (1, d, distributed_optimizer, trained.frozen, measured)
-            how: dict[str, Any] = {"adapters": adapters, "attention": attention}
+            how: dict[str, Any] = {"adapters": adapters, "attention": attention, "states": states}
             whole = analytic_profile(architecture, device, budgets, *unsharded, **how).layers
         of_towers = {
             "whole_layers": {kind: cost for kind, cost in whole.items() if chain_kind(kind) in TOWER_KINDS},
@@ -204,6 +212,7 @@ def analytic_profile(
             "data_parallel_size": d,
             "distributed_optimizer": distributed_optimizer,
             **({"float8": gains} if (gains := float8_gains(layers)) and gpu.attention_kernels else {}),
+            **({} if states == WeightBytes() else {"bytes_a_weight": states.on_a_rank()}),
         },
     )
 
@@ -260,9 +269,7 @@ def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
         backward_seconds=backward + BACKWARD_ATTENTION * attention,
         kept_bytes=work.kept / share,
         recompute_kept_bytes=stream / t,
-        weight_bytes=sum(
-            weights * (6 + 12 / (alike if ranks.distributed_optimizer else 1)) for weights, alike in ranks.weights(work)
-        ),
+        weight_bytes=sum(ranks.bytes_of(*weights) for weights in ranks.weights(work)),
         output_bytes=stream / (1 if work.whole_output else t),
         weight_gradient_seconds=matrices if work.late else 0.0,
         late_bytes=work.late / share,
@@ -308,7 +315,6 @@ def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device,
     bytes_a_second = gpu.memory_bandwidth * gpu.bandwidth_efficiency
     forward = matrices + work.forward_bytes / bytes_a_second
     backward = 2 * matrices + work.backward_bytes / bytes_a_second
-    state = 6 + 12 / (ranks.data if ranks.distributed_optimizer else 1)
     cheap, (before, behind) = cost.recompute_cheap_kept_bytes, (cost.forward_fit, cost.backward_fit)
     return replace(
         cost,
@@ -316,7 +322,7 @@ def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device,
         backward_seconds=cost.backward_seconds + backward,
         kept_bytes=cost.kept_bytes + work.kept,
         recompute_cheap_kept_bytes=None if cheap is None else cheap + work.kept,
-        weight_bytes=cost.weight_bytes + state * work.weights,
+        weight_bytes=cost.weight_bytes + ranks.bytes_of(work.weights, ranks.data),
         step_seconds=_step_seconds(work.weights, ranks.data, gpu, ranks),
         forward_fit=before and (before[0], before[1] + forward / units, before[2]),
         backward_fit=behind and (behind[0], behind[1] + backward / units, behind[2]),

@@ -13,6 +13,7 @@ from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.console import print_json
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.costs.states import state_words
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of, write_record
 from omnibal_ext.flags import as_flags, flag_name
@@ -42,7 +43,7 @@ class Planning:
 
     flags: argparse.Namespace
     job: argparse.Namespace
-    """Flags of the trainer on which costs depend: `SWITCHES`, --freeze and those of adapters."""
+    """Flags of the trainer on which costs depend: `SWITCHES`, of optimizer states, --freeze and those of adapters."""
     architecture: Architecture
     index: PackedIndex
     data_parallel: int
@@ -268,7 +269,8 @@ def replica_flags(flags: argparse.Namespace) -> dict[str, Any]:
 def trained_words(job: argparse.Namespace) -> list[str]:
     """Words of omnibal profile that say what the run trains, and in which precision."""
     switches = [flag_name(name) for name in SWITCHES if getattr(job, name)]
-    return [*switches, *(["--freeze", *job.freeze] if job.freeze else Adapters.of(job).size_flags)]
+    trained = ["--freeze", *job.freeze] if job.freeze else Adapters.of(job).size_flags
+    return [*switches, *state_words(job), *trained]
 
 
 def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:

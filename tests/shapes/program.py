@@ -126,11 +126,13 @@ def start(name: str, tensor: int) -> Namespace:
     """Megatron's arguments and groups, as a run with these flags has them."""
     from megatron.training import global_vars
 
+    from megatron.vlm import platform
     from megatron.vlm.arguments import read_arguments
 
     flags = ["--tensor-model-parallel-size", str(tensor), "--sequence-parallel", "--bf16", "--lr", "0"]
     flags += ["--train-iters", "1", "--global-batch-size", "1", "--no-check-for-nan-in-loss-and-grad"]
-    flags += ["--no-gradient-accumulation-fusion"]  # then every product is a kernel of its own here
+    if platform.HAS_TRANSFORMER_ENGINE:
+        flags += ["--no-gradient-accumulation-fusion"]  # the stand-in's is no kernel
     args = read_arguments(["--preset", name, *flags]).args
     global_vars._GLOBAL_ARGS = args
     return args

@@ -15,6 +15,7 @@ from megatron.vlm.flags.lists import OBEYED, each
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.huggingface import model_name
+from omnibal_ext.costs.states import state_words
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of
 from omnibal_ext.identity import content_hash
@@ -130,6 +131,7 @@ def _optimizer(args: Namespace) -> dict[str, Any]:
         "--sgd-momentum above 0": args.optimizer == "sgd" and args.sgd_momentum > 0,
         "--bf16 or --fp16": bool(args.bf16 or args.fp16),
         "--use-distributed-optimizer": bool(args.use_distributed_optimizer),
+        "precision of states": " ".join(state_words(args)[1:]) or "fp32",
         "loss scale": scaler,
         "frozen": sorted(args.freeze),
         "rates of parts": [f"{name} {vars(args)[name]}" for name in (*RATES, *DECAYS) if vars(args)[name] is not None],

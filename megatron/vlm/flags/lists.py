@@ -40,6 +40,8 @@ OBEYED = {
     "tests/unit/models/test_experts.py::test_routers_compute_in_the_precision_asked_for": "moe_router_dtype",
     "tests/unit/models/test_fp8.py::test_language_layers_multiply_in_eight_bits":
         "fp8 fp8_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16",
+    "tests/cards/test_states.py::test_states_are_kept_as_the_flags_say":
+        "use_precision_aware_optimizer main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype",
     "tests/system/test_log.py::test_our_lines_are_seen_without_scrolling": "tensorboard_dir",
 }  # fmt: skip
 """Flags that do what Megatron says, and the test that shows it."""
@@ -124,9 +126,8 @@ INSTEAD = {
     "the plan (--plan) sets pipeline stages and schedule":
         "--decoder-*-pipeline-* --decoder-num-layers --account-for-* --pipeline-model-parallel-* --*overlap-p2p-* "
         "--delay-wgrad-* --defer-embedding-*",
-    "--use-distributed-optimizer shards the optimizer's state, which stays in fp32 on the device":
-        "--optimizer-* --*fsdp* --*precision-aware-* --main-*-dtype --exp-avg-* --num-distributed-optimizer-* "
-        "--data-parallel-sharding-*",
+    "--use-distributed-optimizer shards the optimizer's state, which stays on the device":
+        "--optimizer-* --*fsdp* --num-distributed-optimizer-* --data-parallel-sharding-*",
     "the plan sets what is recomputed: plan with --memory-gib":
         "--recompute-* --checkpoint-activations --distribute-saved-activations --cpu-offloading-* --*offload*",
     "samples of a pack are isolated; long ones are split over ranks by --widths of omnibal pack":

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from megatron.vlm import optional, platform, rates
 from omnibal_ext import adapters, trainer_flags
+from omnibal_ext.costs import states
 from omnibal_ext.flags import Interval, Need, flag_name
 
 
@@ -32,7 +33,8 @@ def _is_multiple(number: int, of: int | None) -> bool:
 
 ON = {
     "lora_rank": "lora_alpha",
-    "bf16": "grad_reduce_in_bf16",
+    "bf16": f"grad_reduce_in_bf16 {states.AWARE}",
+    states.AWARE: " ".join(states.DTYPES),
     "first_last_layers_bf16": "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16",
     "save":
         "save_interval save_retain_interval save_hf async_save no_save_optim no_save_rng ckpt_fully_parallel_save "
@@ -55,7 +57,8 @@ ON = {
     "exit_signal_handler": "exit_signal",
     "manual_gc": "manual_gc_interval manual_gc_eval",
     "overlap_grad_reduce": "ddp_bucket_size ddp_num_buckets",
-    "use_distributed_optimizer": "ddp_pad_buckets_for_high_nccl_busbw dist_ckpt_optim_fully_reshardable",
+    "use_distributed_optimizer":
+        f"ddp_pad_buckets_for_high_nccl_busbw dist_ckpt_optim_fully_reshardable {states.AWARE}",
     "flight_recorder_dump_path":
         "flight_recorder_trace_buffer_size flight_recorder_dump_on_timeout flight_recorder_include_stack_trace "
         "flight_recorder_include_only_active flight_recorder_extra_dump_on_exec",
@@ -141,6 +144,10 @@ NEEDS = (
     Need("initial_loss_scale min_loss_scale", "a --min-loss-scale that is no higher than --initial-loss-scale",
          lambda args: args.min_loss_scale <= args.initial_loss_scale),
     Need("loss_scale_window", "to be a whole number", lambda args: float(args.loss_scale_window).is_integer()),
+    Need(states.AWARE, "Transformer Engine, whose FusedAdam keeps such states",
+         lambda _: platform.HAS_TRANSFORMER_ENGINE),
+    Need(states.AWARE, "to be given without --fp8-format, whose weights core copies in fp32",
+         lambda args: not args.fp8),
     Need("fp8_recipe first_last_layers_bf16", "--fp8-format", lambda args: args.fp8),
     Need("moe_router_dtype", "a --model with experts", lambda args: args.num_experts),
     # evaluation and checkpoints

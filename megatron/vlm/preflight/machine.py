@@ -18,6 +18,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.chain import gradient_mode
 from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.states import WeightBytes
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
@@ -140,15 +141,14 @@ def _state_bytes(args: Namespace, architecture: Architecture) -> float:
     works = layer_works(architecture, {}, 1)
     experts = sum(works[kind].expert_parameters for kind in architecture.cost_kinds)
     trained_experts = 0 if "llm" in adapters.frozen(args.freeze) else experts
-    half = args.bf16 or args.fp16
-    weight, gradient, state = (2, 4, 12) if half else (4, 4, 8)
+    each = WeightBytes.of(args, args.bf16 or args.fp16)
     tensor, data, needed = args.tensor_model_parallel_size, args.data_parallel_size, 0.0
     for weights, with_gradient, (shards, replicas) in (
         (total - experts, trained - trained_experts, (tensor, data)),
         (experts, trained_experts, expert_shares(tensor, data, expert_parallel)),
     ):
-        states = state / (replicas if args.use_distributed_optimizer else 1)
-        needed += (weights * weight + with_gradient * (gradient + states)) / shards
+        whole = each.on_a_rank(replicas if args.use_distributed_optimizer else 1)
+        needed += ((weights - with_gradient) * each.weight + with_gradient * whole) / shards
     return needed / args.pipeline_model_parallel_size
 
 

@@ -26,6 +26,7 @@ from megatron.vlm.single import single_process
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.costs.states import WeightBytes
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.modalities.modality import Budgets
 from omnibal_ext.modalities.work import exchange_costs
@@ -49,12 +50,15 @@ class ProfileJob:
     steps: int = 5
     expert_parallel: int = 1
     adapters: Adapters = NO_ADAPTERS
+    states: tuple[str, ...] = ()
+    """Flags of a precision-aware optimizer."""
 
     def flags(self) -> list[str]:
         """Megatron's flags."""
         flags = ["--tensor-model-parallel-size", str(self.tensor_parallel), *["--bf16"] * self.bf16]
         flags += ["--sequence-parallel"] * self.sequence_parallel
         flags += ["--expert-model-parallel-size", str(self.expert_parallel)]
+        flags += ["--use-distributed-optimizer", *self.states] if self.states else []
         return flags + (["--freeze", *self.frozen] if self.frozen else self.adapters.size_flags)
 
 
@@ -132,15 +136,11 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
 
 
 def weight_bytes(args: Namespace, job: ProfileJob, kind: KindMeasurement) -> float:
-    """Bytes of one layer's weights, fp32 gradients and Adam state.
-
-    fp32: 4 + 4 + 8. Half precision: 2 + 4 + (4 master + 8). The distributed optimizer shards the state over replicas.
-    """
-    half = args.params_dtype != torch.float32
-    state = 12 if half else 8
+    """Bytes of one layer's weights, gradients and Adam state, which the distributed optimizer shards over replicas."""
+    each = WeightBytes.of(args, args.params_dtype != torch.float32)
     replicated = _replicas(job, kind.trained, kind.trained_experts)
     states = sum(weights / (ranks if job.distributed_optimizer else 1) for weights, ranks in replicated)
-    return kind.weights * (2 if half else 4) + kind.trained * GRADIENT_BYTES + state * states
+    return kind.weights * each.weight + kind.trained * each.gradient + each.state * states
 
 
 def step_seconds(job: ProfileJob, trained: float, experts: float, per_weight: float, transfers: TransferCosts) -> float:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from megatron.vlm.checkpoint.run import check_resumable, describe_run
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.costs.states import DTYPES
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
@@ -26,7 +28,8 @@ FLAGS = {
     "loss_scale": None, "no_save_optim": False, "freeze": [], "bf16": True, "fp16": False, "finetune": False,
     "no_load_optim": False, "lr": 1e-3, "lora_rank": None, "lr_vit": None, "lr_projector": None,
     "weight_decay_vit": None, "weight_decay_projector": None, "override_opt_param_scheduler": False,
-    "use_checkpoint_opt_param_scheduler": False,
+    "use_checkpoint_opt_param_scheduler": False, "use_precision_aware_optimizer": False,
+    **dict.fromkeys(DTYPES, torch.float32),
 }  # fmt: skip
 
 
@@ -48,6 +51,7 @@ def changed(args: Namespace, **flags: Any) -> Namespace:
 
 
 PLAIN = {"use_distributed_optimizer": False}
+NARROW = {"use_precision_aware_optimizer": True, "exp_avg_sq_dtype": torch.bfloat16}
 SGD = {**PLAIN, "bf16": False, "optimizer": "sgd"}
 FP16 = {**PLAIN, "bf16": False, "fp16": True}
 
@@ -58,6 +62,8 @@ FP16 = {**PLAIN, "bf16": False, "fp16": True}
         ({}, PLAIN, "--use-distributed-optimizer False (was True)"),
         (PLAIN, {}, "--use-distributed-optimizer True (was False)"),
         (PLAIN, {**PLAIN, "bf16": False}, "--bf16 or --fp16 False (was True)"),
+        ({}, NARROW, "precision of states"),
+        (NARROW, {**NARROW, "exp_avg_sq_dtype": torch.float16}, "--exp-avg-sq-dtype torch.float16 (was"),
         ({**PLAIN, "bf16": False}, FP16, "--bf16 or --fp16 True (was False)"),
         (PLAIN, {**PLAIN, "optimizer": "sgd"}, "--optimizer sgd (was adam)"),
         ({**SGD, "sgd_momentum": 0.0}, SGD, "--sgd-momentum above 0 True (was False)"),

@@ -18,6 +18,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.costs.states import AWARE, DTYPES, state_words
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import conversations, planning
 from omnibal_ext.launch.planning import Planning
@@ -117,7 +118,7 @@ OTHER_FLAGS = {
     "tower": "auto", "measure_top_k": 2, "analytic": "h100",
 }  # fmt: skip
 OF_A_JOB = {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "freeze": ["vit"],
-            "lora_rank": 4, "lora_targets": ["vit"]}  # fmt: skip
+            "lora_rank": 4, "lora_targets": ["vit"], AWARE: True, **dict.fromkeys(DTYPES, "bf16")}  # fmt: skip
 OF_A_PLAN: dict[str, Callable[[Planning], Planning]] = {
     **{name: partial(with_flags, **{name: value}) for name, value in OTHER_FLAGS.items()},
     **{name: partial(with_job, **{name: value}) for name, value in OF_A_JOB.items()},
@@ -296,7 +297,13 @@ def test_another_input_of_packs_has_them_packed_again(name: str, start: Planning
 
 
 A_PROFILE = ("--model", "tiny", "--vit-budget", 4, "--llm-budget", 64, "--output", "profile.json")
+NARROW = ("--bf16", "--use-distributed-optimizer", "--use-precision-aware-optimizer")
+OF_STATES = {
+    AWARE: NARROW,
+    **{name: (*NARROW, f"--{name.replace('_', '-')}", kinds[-1]) for name, kinds in DTYPES.items()},
+}
 OF_A_PROFILE: dict[str, tuple[object, ...]] = {
+    **OF_STATES,
     "model": ("--model", "internvl2-1b"), "vit_budget": ("--vit-budget", 5), "llm_budget": ("--llm-budget", 65),
     "tensor_model_parallel_size": ("--tensor-model-parallel-size", 2),
     "expert_model_parallel_size": ("--expert-model-parallel-size", 2), "sequence_parallel": ("--sequence-parallel",),
@@ -401,18 +408,20 @@ def test_the_profiler_measures_for_what_was_asked(name: str, tmp_path: Path, mon
     jobs: list[profiler.ProfileJob] = []
     monkeypatch.setattr(profiler, "profile_on_this_machine", lambda job, _: jobs.append(job))
     monkeypatch.setenv("RANK", "0")
-    for words in ((), OF_A_PROFILE[name]):
+    before_it = {AWARE: NARROW[:-1], **dict.fromkeys(DTYPES, NARROW)}.get(name, ())
+    for words in (before_it, OF_A_PROFILE[name]):
         arguments = asked_for(tmp_path, *words)
         profile_layers._measured(arguments, preset(arguments.model))
     fields = {"model": "preset", "tensor_model_parallel_size": "tensor_parallel", "freeze": "frozen",
               "expert_model_parallel_size": "expert_parallel", "data_parallel_size": "data_parallel",
               "use_distributed_optimizer": "distributed_optimizer", "lora_rank": "adapters",
-              "lora_targets": "adapters"}  # fmt: skip
+              "lora_targets": "adapters", **dict.fromkeys(OF_STATES, "states")}  # fmt: skip
     before, now = ({**vars(job), **budget_fields(job.budgets)} for job in jobs)
     del before["budgets"], now["budgets"]
     assert {field for field in before if before[field] != now[field]} == {fields.get(name, name)}
     word = OF_A_PROFILE[name][-1] if len(OF_A_PROFILE[name]) > 1 else True
-    others = {"freeze": ("vit",), "lora_rank": Adapters(4, 8.0, ("llm",)), "lora_targets": Adapters(4, 8.0, ("vit",))}
+    others = {"freeze": ("vit",), "lora_rank": Adapters(4, 8.0, ("llm",)), "lora_targets": Adapters(4, 8.0, ("vit",)),
+              **dict.fromkeys(OF_STATES, tuple(state_words(arguments)))}  # fmt: skip
     assert now[fields.get(name, name)] == others.get(name, word)
 
 

@@ -37,7 +37,7 @@ def arguments(**changes: Any) -> Namespace:
     sizes = ("tensor_model_parallel", "pipeline_model_parallel", "data_parallel", "expert_model_parallel", "world")
     nothing = ("save", "save_interval", "save_retain_interval", "tensorboard_dir", "metrics_file",
                "data", "packs", "eval_data", "eval_packs")  # fmt: skip
-    off = ("bf16", "fp16", "no_save_optim", "use_distributed_optimizer")
+    off = ("bf16", "fp16", "no_save_optim", "use_distributed_optimizer", "use_precision_aware_optimizer")
     values = {**dict.fromkeys(nothing), **dict.fromkeys(off, False), **{f"{name}_size": 1 for name in sizes}}
     return Namespace(**values | {"train_iters": 100, "freeze": [], "lora_rank": 0} | changes)
 
