@@ -38,7 +38,7 @@ from omnibal_ext.trained import ALL
 
 KERNELS = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
 """Packages that choose what runs on the device."""
-PROFILER = 4
+PROFILER = 5
 """Version of the measurements; profiles of another one are measured again."""
 
 

@@ -37,6 +37,7 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
     "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 16), r"ratio of the loss curve's spread, .*: \S+"),
     "model_families.py": (("--seconds", 0.05, "--models", 1), r"joint against the whole ViT in the first stage: .*"),
+    "narrow_states.py": (("--steps", 2), r"loss with narrower states over fp32's: \S+"),
     "packing.py": (("--sizes", "SIZES", "--most-samples", 1000), r"ratio to ISF: packs \S+, waiting \S+, speed .*"),
     "packing_grid.py": ((*SMALL, *ONE_MODEL), r"ratio of waiting to a random order's: \S+"),
     "packing_limits.py": (("--corpus", "two points", *SMALL), r".*two points.*"),
