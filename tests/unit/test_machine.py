@@ -127,6 +127,12 @@ def test_a_product_is_added_in_the_precision_of_the_sum(
     assert (found.dtype, found.data_ptr()) == (total, address)
 
 
+@pytest.mark.parametrize("apex", [False, True])
+def test_softmax_is_fused_with_apex_alone(monkeypatch: pytest.MonkeyPatch, apex: bool) -> None:
+    monkeypatch.setattr(platform, "HAS_APEX", apex)
+    assert ("masked_softmax_fusion" in platform.megatron_defaults()) == (not apex), "a default with Apex"
+
+
 def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel for the norm, an optimizer that keeps its state, a start that finds what it compiles."""
     optimizer, norm = distrib_optimizer.DistributedOptimizer, object()
