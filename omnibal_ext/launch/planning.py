@@ -13,7 +13,7 @@ from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.console import print_json
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.costs.states import state_words
+from omnibal_ext.costs.states import AWARE, DTYPES, state_words
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of, write_record
 from omnibal_ext.flags import as_flags, flag_name
@@ -183,6 +183,8 @@ class Planning:
     def _asked(self) -> dict[str, Any]:
         """Return all inputs on which the plan depends; the model's hash is that of its profile."""
         profile = Profile.load(self.profile_path)
+        narrow = (AWARE, *DTYPES)  # not noted of usual states, which plans of older versions have
+        noted = [name for name in vars(self.job) if name not in narrow or getattr(self.job, AWARE)]
         return {
             "model_hash": profile.model_hash,
             "profile_hash": profile.hash,
@@ -190,7 +192,7 @@ class Planning:
             "packs": sha256_of(self.index.folder / "manifest.json"),
             "data_parallel_size": self.data_parallel,
             **{name: getattr(self.flags, name) for name in (*PLANNED, *PROFILED, "measure_top_k")},
-            **vars(self.job),
+            **{name: value for name, value in vars(self.job).items() if name in noted},
         }
 
     def _plan(self) -> None:
