@@ -78,8 +78,8 @@ class Count(TorchDispatchMode):
             self.attention_operations += attention_operations(query, key) * (5 if "backward" in name else 2) // 2
         elif func._overloadpacket in flop_registry:
             self.kernels[name] += 1
-            shapes = torch.utils._pytree.tree_map(lambda x: x, given)
-            self.operations += flop_registry[func._overloadpacket](*shapes[0], **shapes[1], out_val=out)
+            factors = [one for one in given[0] if not isinstance(one, torch.dtype)]  # of the sum, which formulas miss
+            self.operations += flop_registry[func._overloadpacket](*factors, **given[1], out_val=out)
         else:
             self.kernel(name, tensors, made)
             half = [t for t in tensors if t.dtype in (torch.bfloat16, torch.float16) and t.dim() > 1]
