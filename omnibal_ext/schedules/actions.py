@@ -29,16 +29,16 @@ OF_TOWER = ("E", "V")
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A replicated tower, as lists of actions know it."""
+    """A replicated tower in lists of actions: which ranks encode what, and for which iteration."""
 
     parts: tuple[tuple[int, ...], ...]
-    """Of every microbatch, the pipeline ranks that encode its images."""
+    """Pipeline ranks that encode images of each microbatch: parts[microbatch]."""
     ahead: bool = False
-    """E are those of the next iteration: no action waits for them, and nothing goes back, for the tower is frozen."""
+    """Whether E encode for the next iteration: no action waits for them, and there are no V, as the tower is frozen."""
 
     @classmethod
     def of(cls, schedule: "Schedule", microbatches: int) -> "Beside | None":
-        """The tower whose E and V the lists have; None where they have none."""
+        """Return the tower whose E and V the lists have; None where they have none."""
         found: dict[str, list[list[int]]] = {kind: [[] for _ in range(microbatches)] for kind in OF_TOWER}
         for rank, actions in enumerate(schedule):
             for action in actions:
@@ -47,7 +47,7 @@ class Beside:
         return cls(tuple(map(tuple, found["E"])), not any(found["V"])) if any(found["E"]) or any(found["V"]) else None
 
     def work(self, rank: int) -> set["Action"]:
-        """All E and V of a rank."""
+        """Return all E and V that `rank` must run; only E if `ahead`."""
         kinds = "E" if self.ahead else "EV"
         return {Action(kind, m, rank) for kind in kinds for m, ranks in enumerate(self.parts) if rank in ranks}
 
@@ -56,7 +56,7 @@ class Beside:
 class Action:
     """One step of one rank: `kind` is "F" forward, "B" backward, "W" gradient of the weights where B leaves it out.
 
-    Of a replicated tower "E" encodes images, "V" is their backward, and `chunk` is the part: the rank itself.
+    With a replicated tower "E" encodes images, "V" is their backward, and `chunk` is the part: the rank that runs it.
     """
 
     kind: str
@@ -69,12 +69,12 @@ class Action:
 
     @property
     def word(self) -> str:
-        """As plan.json has it: "B3.1" is the backward of microbatch 3 in chunk 1, "E3.1" encodes part 1 of it."""
+        """The action in plan.json: "B3.1" is the backward of microbatch 3 in chunk 1, "E3.1" its encoding on rank 1."""
         return f"{self.kind}{self.microbatch}.{self.chunk}"
 
     @classmethod
     def of_word(cls, word: str) -> "Action":
-        """Read `word`. Raises UserError for any other text."""
+        """Parse `word`. Raises UserError for any other text."""
         found = re.fullmatch(r"([FBWEV])(\d{1,9})\.(\d{1,9})", word, re.ASCII)
         if found is None:
             raise UserError(
@@ -87,21 +87,20 @@ Schedule = list[list[Action]]
 
 
 def has_weight_gradients(schedule: Schedule) -> bool:
-    """True where the backward is split into B (inputs) and W (weights)."""
+    """Return whether the backward is split into B (inputs) and W (weights)."""
     return any(action.kind == "W" for action in schedule[0])
 
 
 def counts_of(schedule: Schedule) -> tuple[int, int, int]:
-    """Of how many ranks, microbatches and chunks lists of actions are."""
+    """Return the numbers of ranks, microbatches and chunks in lists of actions."""
     actions = [action for actions in schedule for action in actions if action.kind not in OF_TOWER]
     return len(schedule), 1 + max(a.microbatch for a in actions), 1 + max(a.chunk for a in actions)
 
 
 def check_packs(schedule: Schedule, chunks: int = 1) -> None:
-    """Refuse a schedule that takes packs in another order than they come: in each chunk from microbatch 0 up.
+    """Raise UserError, naming rank and action, unless each chunk's F take packs in their order: from microbatch 0 up.
 
-    In all else ranks are free: receives are posted in the order of their sender (`omnibal_ext.schedules.program`).
-    Raises UserError naming rank and action.
+    Every other order is free: receives are posted in the order of their senders (`omnibal_ext.schedules.program`).
     """
     for rank, actions in enumerate(schedule):
         awaited = [0] * chunks
@@ -116,8 +115,8 @@ def check_packs(schedule: Schedule, chunks: int = 1) -> None:
 
 
 def givers(action: Action, rank: int, placement: Placement, beside: Beside | None = None) -> list[tuple[int, Action]]:
-    """Who makes the tensors that an action takes, as (rank, action): for F the stage before, or E of its microbatch;
-    for B the next stage; for V the first stage's B."""
+    """Return who makes the tensors that `action` of `rank` takes, as (rank, action): for F the stage before, or all E
+    of its microbatch; for B the next stage; for V the first stage's B."""
     if action.kind == "V":
         first, chunk = placement.rank_and_chunk(0)
         return [(first, Action("B", action.microbatch, chunk))]
@@ -127,9 +126,9 @@ def givers(action: Action, rank: int, placement: Placement, beside: Beside | Non
 
 
 def takers(action: Action, rank: int, placement: Placement, beside: Beside | None = None) -> list[tuple[int, Action]]:
-    """Who takes the tensors that an action makes, as (rank, action): the other way round than `givers`.
+    """Return who takes the tensors that `action` of `rank` makes, as (rank, action): the inverse of `givers`.
 
-    Where the tower is ahead, an E is for an F of the next iteration's list.
+    With `beside.ahead`, the F that takes an E belongs to the next iteration's list.
     """
     if action.kind == "E":
         first, chunk = placement.rank_and_chunk(0)
@@ -141,7 +140,7 @@ def takers(action: Action, rank: int, placement: Placement, beside: Beside | Non
 
 
 def _of_neighbour(action: Action, rank: int, placement: Placement, step: int) -> list[tuple[int, Action]]:
-    """The same kind of action so many stages further on, and its rank; none beyond the chain's ends."""
+    """Return the action of the same kind `step` stages further on, and its rank; [] beyond the ends of the chain."""
     if not step or not 0 <= (stage := placement.stages_of[rank][action.chunk] + step) < placement.stages:
         return []
     where, chunk = placement.rank_and_chunk(stage)

@@ -1,4 +1,4 @@
-"""How time is told and bytes are counted for any lists of actions: the compiled loops.
+"""Compiled loops that give any lists of actions start and end times and bytes held.
 
     start(action)  = max(end of the action before it on its rank, arrival of what it waits for)
     end(action)    = max(start + the device's seconds, launched)
@@ -17,36 +17,36 @@ from numba.extending import register_jitable
 from omnibal_ext.arrays import Floats, Ints
 
 SIDE_BY_SIDE = 32
-"""Cases: fewer take longer, more no less."""
+"""Cases computed together by `last_ends`; with fewer it is slower, with more not faster."""
 
 
 class Rows(NamedTuple):
-    """Actions in an order in which each comes after all that it waits for."""
+    """Actions of all ranks in one order, each behind all that it waits for."""
 
     steps: Ints
-    """[4, actions] Rank, stage (of E and V the rank), kind (an index of `KINDS`), microbatch."""
+    """[4, actions] Rank, stage (for E and V the rank), kind (an index of `KINDS`), microbatch."""
     first: Ints
-    """[actions + 1] Where the waits of each action begin."""
+    """[actions + 1] Action a's waits are waits[:, first[a] : first[a + 1]]."""
     waits: Ints
-    """[2, waits] Waits for actions of other ranks only: that action's row, and the transfer its tensor comes by."""
+    """[2, waits] Row of the other rank's action that is waited for; row of `Seconds.transfers` for its tensor."""
     ranks: int
 
 
 class Seconds(NamedTuple):
-    """What actions take."""
+    """Seconds of actions, transfers and launches."""
 
     work: Floats
     """[kinds, stages, cases, microbatches]"""
     transfers: Floats
-    """[stages, cases, microbatches] From each stage to the next and back; in the last row, of which no stage is the
-    next, from ranks that encode to the first stage and back."""
+    """[stages, cases, microbatches] From each stage to the next and back; the last row, which has no next stage, is
+    from encoding ranks to the first stage and back."""
     host: Floats
-    """[kinds, stages]"""
+    """[kinds, stages] In which the host launches an action's kernels."""
 
 
 @njit(cache=True)
 def in_order(lengths: Ints, first: Ints, needed: Ints) -> Ints:  # pragma: no cover - compiled
-    """An order that respects all waits, short if lists deadlock: every rank runs as far as it can, round and round.
+    """Return action numbers in an order that respects all waits; not all of them if the lists deadlock.
 
     Actions are numbered rank after rank, `lengths` each; action a waits for needed[first[a] : first[a + 1]].
     """
@@ -70,7 +70,7 @@ def in_order(lengths: Ints, first: Ints, needed: Ints) -> Ints:  # pragma: no co
 
 @njit(cache=True)
 def play(rows: Rows, seconds: Seconds, case: int) -> tuple[Floats, Floats, Floats]:  # pragma: no cover - compiled
-    """(start, end) of every action, last end of every rank."""
+    """Return float64 seconds: start [actions], end [actions], last end of every rank [ranks]."""
     steps, waits, work, transfers = rows.steps, rows.waits, seconds.work, seconds.transfers
     start, end = np.empty(steps.shape[1]), np.empty(steps.shape[1])
     clock, launched = np.zeros(rows.ranks), np.zeros(rows.ranks)
@@ -88,7 +88,7 @@ def play(rows: Rows, seconds: Seconds, case: int) -> tuple[Floats, Floats, Float
 
 @njit(cache=True)
 def last_ends(rows: Rows, seconds: Seconds) -> Floats:  # pragma: no cover - compiled
-    """float64 [cases, ranks]: the last end of every rank, as `play` has them; of cases side by side, as none waits."""
+    """Return every rank's last end, float64 [cases, ranks]: as `play` does, but for `SIDE_BY_SIDE` cases at once."""
     steps, waits, cases = rows.steps, rows.waits, seconds.work.shape[2]
     ends = np.empty((cases, rows.ranks))
     if cases == 1:
@@ -115,9 +115,9 @@ def last_ends(rows: Rows, seconds: Seconds) -> Floats:  # pragma: no cover - com
 
 @register_jitable
 def moved_bytes(kept: Any, late: Any) -> tuple[Any, Any, Any]:
-    """Bytes that F, B and W of a microbatch take (below 0: give back).
+    """Return the bytes that F, B and W of a microbatch take; negative ones are freed.
 
-    `kept`: held from F to the end of B; `late`: left by B, held to the end of W. All that counts bytes in flight uses
+    `kept` are held from F to the end of B, `late` from the end of B to that of W. All that counts bytes in flight uses
     these. Four places add them up, as they differ in what they know: `hold` has start times, `LayoutProblem.moments`
     only the order; the annealer and the greedy player make the list while they count.
     """
@@ -125,23 +125,24 @@ def moved_bytes(kept: Any, late: Any) -> tuple[Any, Any, Any]:
 
 
 class Moves(NamedTuple):
-    """Bytes that actions take and give back."""
+    """Bytes that actions take and free."""
 
     order: Ints
-    """[actions] Rows, in the order in which they start."""
+    """[actions] Rows by start time."""
     on_top: Floats
-    """[actions] Bytes while an action runs, above what is held before it; -inf: no more than it takes."""
+    """[actions] Bytes while an action runs, above what its rank held before; -inf: none beside what it takes."""
     first: Ints
-    """[actions + 1] Where the moves of each row begin."""
+    """[actions + 1] Row r's moves are first[r] to first[r + 1] - 1."""
     rank: Ints
-    """[moves] Where bytes are taken."""
+    """[moves] Rank on which bytes are taken."""
     taken: Floats
-    """[moves] Negative: given back."""
+    """[moves] Bytes taken; negative: freed."""
 
 
 @njit(cache=True)
 def hold(steps: Ints, moves: Moves, held: Floats) -> tuple[Floats, Floats]:  # pragma: no cover - compiled
-    """(peak of every rank, bytes on its rank after every action), from what ranks hold before: [ranks]."""
+    """Return peak bytes of every rank [ranks], and a rank's bytes after each action [actions]; `held`: at first,
+    [ranks]."""
     held, peak, after = held.copy(), np.zeros(held.size), np.empty(steps.shape[1])
     for i in moves.order:
         rank = steps[0, i]

@@ -18,40 +18,40 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Placement:
-    """A map from stages to ranks, on which every rank has as many stages as the others."""
+    """A map from stages to ranks that gives every rank equally many."""
 
     ranks_of: tuple[int, ...]
-    """The pipeline rank of every stage."""
+    """Pipeline rank of every stage."""
 
     @classmethod
     def interleaved(cls, ranks: int, chunks: int = 1) -> "Placement":
-        """Round and round: stage s on rank s % ranks. With one chunk, stage s on rank s."""
+        """Put stage s on rank s % ranks."""
         return cls(tuple(range(ranks)) * chunks)
 
     @classmethod
     def v_shaped(cls, ranks: int, chunks: int = 2) -> "Placement":
-        """Up and down the ranks: the stages on both sides of a turn are on one rank (Qi et al. 2024, V-shape)."""
+        """Put stages up and down the ranks: those on both sides of a turn are on one rank (Qi et al. 2024, V-shape)."""
         ways = (tuple(range(ranks)), tuple(reversed(range(ranks))))
         return cls(sum((ways[(chunks - 1 - way) % 2] for way in range(chunks)), ()))
 
     @cached_property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of pipeline ranks."""
         return 1 + max(self.ranks_of)
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """Number of stages on all ranks."""
         return len(self.ranks_of)
 
     @property
     def chunks(self) -> int:
-        """Stages of every rank."""
+        """Number of stages on each rank."""
         return self.stages // self.ranks
 
     @cached_property
     def stages_of(self) -> tuple[list[int], ...]:
-        """The stages of every rank, in the order the data flows: its chunks 0, 1, ..."""
+        """Stages of every rank in the order the data flows: its chunks 0, 1, ..."""
         return tuple([s for s, rank in enumerate(self.ranks_of) if rank == place] for place in range(self.ranks))
 
     @cached_property
@@ -59,17 +59,17 @@ class Placement:
         return [self.stages_of[rank].index(stage) for stage, rank in enumerate(self.ranks_of)]
 
     def rank_and_chunk(self, stage: int) -> tuple[int, int]:
-        """Where a stage sits: pipeline rank, and chunk on that rank."""
+        """Return the pipeline rank of a stage, and which chunk of that rank it is."""
         return self.ranks_of[stage], self._chunks_of[stage]
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """(source, target) of the ranks between which activations travel, each once; gradients go the other way."""
+        """Each pair (source, target) of ranks between which activations travel, once; gradients go the other way."""
         pairs = zip(self.ranks_of, self.ranks_of[1:], strict=False)
         return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 
     def by_rank(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sums over each rank's stages: float64 [stages, ...] -> [ranks, ...]."""
+        """Sum values over each rank's stages: [stages, ...] -> float64 [ranks, ...]."""
         of_stages = np.asarray(values, dtype=np.float64)
         found = np.zeros((self.ranks, *of_stages.shape[1:]))
         np.add.at(found, list(self.ranks_of), of_stages)

@@ -1,8 +1,8 @@
-"""Zero-bubble lists for any placement: from playing the pipeline, and from a pattern that repeats.
+"""Zero-bubble lists for any placement: by playing the pipeline greedily, or by repeating a pattern.
 
-On a V all ranks hold alike: what is kept longest on the first stage of a rank is kept shortest on its last (Qi et al.
-2024, arXiv 2405.15362). So the bytes of 1F1B's first rank are enough for nearly no bubble, and half of them for a small
-one; a third is the least, with the pattern of `repeated`.
+On a V every rank's activations peak at the same bytes: what is kept longest on the first stage of a rank is kept
+shortest on its last (Qi et al. 2024, arXiv 2405.15362). So the bytes of 1F1B's first rank are enough for nearly no
+bubble, and half of them for a small one; a third is the least, with the pattern of `repeated`.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from omnibal_ext.schedules.placement import Placement
 class _Play:
     """A pipeline played greedily, every action a second long:
 
-    1. Of all ranks take the one that can act earliest (ties: the lowest rank); on it, of what can start earliest,
+    1. Take the rank that can act earliest (ties: the lowest rank) and, of its actions, what can start earliest:
     2. a forward if the last action but W was a backward, else a backward, else the other of the two; of several the one
        of the oldest microbatch. A forward needs room;
     3. the oldest weight gradient if it can start earlier than both.
@@ -26,14 +26,14 @@ class _Play:
         self.lists: Schedule = [[] for _ in range(placement.ranks)]
         self.clock, self.last = [0.0] * placement.ranks, [""] * placement.ranks
         self.ends: dict[tuple[str, int, int], float] = {}
-        """(kind, stage, microbatch) -> second."""
+        """(kind, stage, microbatch) -> second in which the action ends."""
         self.done = {kind: [0] * placement.stages for kind in "FBW"}
         """Microbatches through F, B and W of each stage."""
         self.waiting_w: list[deque[tuple[int, int]]] = [deque() for _ in range(placement.ranks)]
-        """Of each rank, (microbatch, stage) between B and W."""
+        """(microbatch, stage) between B and W, for each rank."""
 
     def run(self) -> Schedule:
-        """Of every rank, its actions in order. Every rank has room for one microbatch."""
+        """Return the actions of every rank, in order. Needs room for a microbatch on every rank."""
         ranks = range(self.placement.ranks)
         near = [{rank, *(r for edge in self.placement.edges if rank in edge for r in edge)} for rank in ranks]
         best = [self._best(rank) for rank in ranks]
@@ -47,19 +47,20 @@ class _Play:
 
     @property
     def oldest(self) -> int:
-        """The oldest microbatch that is not through its forwards."""
+        """The oldest microbatch that has an F left."""
         return self.done["F"][-1]
 
     def next_of(self, kind: str, rank: int) -> Iterable[int]:
-        """Stages of the rank whose next F or B may be taken."""
+        """Return the rank's stages whose next action of `kind` (F or B) may be taken."""
         return self.placement.stages_of[rank]
 
     def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
-        """Whether a forward may begin."""
+        """Return whether the limits on what the rank holds let an F begin."""
         raise NotImplementedError
 
     def _best(self, rank: int) -> tuple[float, int, int, int, str, int] | None:
-        """(start, priority, microbatch, -stage or 0, kind, stage) of what the rank would do next."""
+        """Return (start, priority, microbatch, -stage or 0, kind, stage) of the rank's next action; None: none can
+        start."""
         found: list[tuple[float, int, int, int, str, int]] = []
         for kind, priority in (("F", 0 if self.last[rank] == "B" else 2), ("B", 1)):
             for stage in self.next_of(kind, rank):
@@ -84,7 +85,7 @@ class _Play:
             self.waiting_w[rank].append((microbatch, stage))
 
     def _arrival(self, kind: str, stage: int, microbatch: int) -> float | None:
-        """From when on an F or B can start; None: not yet known."""
+        """Return the second from which an F or B has its inputs; None: not known yet."""
         if microbatch == self.microbatches:
             return None
         needs = [(kind, stage + (1 if kind == "B" else -1), microbatch)] + [("F", stage, microbatch)] * (kind == "B")
@@ -93,15 +94,15 @@ class _Play:
 
 
 class _InSlices(_Play):
-    """With so many slices on every rank, and so many microbatches between their first F and last B."""
+    """A play with at most `slices` on a rank, and `in_flight` microbatches between first F and last B."""
 
     def __init__(self, placement: Placement, microbatches: int, slices: int, in_flight: int) -> None:
         super().__init__(placement, microbatches)
         self.slices, self.in_flight = slices, in_flight
 
     def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
-        """The oldest microbatch that is not through its forwards always finds room: the others leave it as much as it
-        still needs. So nothing deadlocks."""
+        """Return whether an F keeps both limits and leaves the oldest microbatch the slices that it still needs here:
+        so that one always finds room, and nothing deadlocks."""
         (f, b, w), mine = self.done.values(), self.placement.stages_of[rank]
         left_free = 0 if microbatch == self.oldest else sum(f[one] <= self.oldest for one in mine)
         held = sum(f[one] - w[one] for one in mine)
@@ -109,7 +110,7 @@ class _InSlices(_Play):
 
 
 class _InGroups(_Play):
-    """In fixed orders of forwards and backwards, with so many slices on every rank."""
+    """A play with F and B in fixed `orders`, and limits on the microbatches that a rank holds."""
 
     def __init__(
         self, placement: Placement, microbatches: int, orders: Mapping[str, list[Action]], limits: list[int]
@@ -118,41 +119,41 @@ class _InGroups(_Play):
         self.orders, self.limits = orders, limits
 
     def next_of(self, kind: str, rank: int) -> list[int]:
-        """The stage whose turn it is."""
+        """Return the stage whose turn it is in the order of `kind`; [] at the end."""
         mine = self.placement.stages_of[rank]
         following = self.orders[kind][sum(self.done[kind][stage] for stage in mine) :][:1]
         return [mine[action.chunk] for action in following]
 
     def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
-        """Between F and B; between F and W as many as the first rank's."""
+        """Return whether one more F keeps the limits: the rank's from F to B, and the first rank's from F to W."""
         f, b, w = (sum(self.done[kind][one] for one in self.placement.stages_of[rank]) for kind in "FBW")
         return f - b < self.limits[rank] and f - w < self.limits[0]
 
 
 def in_slices(placement: Placement, microbatches: int, slices: int, in_flight: int) -> Schedule:
-    """Lists from playing the pipeline with so many slices of microbatches (a stage of one) on every rank, and
-    `in_flight` microbatches between their first F and last B at most."""
+    """Play the pipeline greedily; a rank holds at most `slices` (a microbatch in one stage each), and at most
+    `in_flight` microbatches are between their first F and last B."""
     return _InSlices(placement, microbatches, slices, in_flight).run()
 
 
 def in_groups(
     placement: Placement, microbatches: int, orders: Mapping[str, list[Action]], limits: list[int]
 ) -> Schedule:
-    """Lists from playing the pipeline with its F and B in `orders` of microbatch and chunk; `limits[rank]`: the most
-    between F and B there; on every rank at most `limits[0]` between F and W."""
+    """Play the pipeline with F and B in `orders` (by kind); rank r holds at most `limits[r]` slices from F to B, and
+    `limits[0]` from F to W."""
     return _InGroups(placement, microbatches, orders, limits).run()
 
 
 def repeated(placement: Placement, microbatches: int) -> Schedule:
-    """Of every rank, its actions in order, from a pattern that repeats and keeps as little as can be (V-Min).
+    """Return every rank's list, from a pattern that repeats and holds the fewest bytes possible (V-Min).
 
         rank 0   . . F0 F1 . . . . B1 B0 . .
         rank 1   . F0 . . F1 . . B1 . . B0 .
         rank 2   F0 . . . . F1 B1 . . . . B0
 
-    1. Lay out one microbatch; at each turn wait until no rank meets itself when all is repeated every 3 x chunks
-       seconds, a rank's work on a microbatch (where that cannot be, do not wait). Each W goes to the first free second
-       behind its B.
+    1. Lay out one microbatch; at each turn wait until no rank would have two actions in one second when all is repeated
+       every 3 x chunks seconds, a rank's work on a microbatch (where that cannot be, do not wait). Each W goes to the
+       first free second behind its B.
     2. Repeat it for every microbatch; a rank's list is its actions by their seconds.
     """
     period = 3 * placement.chunks
@@ -164,7 +165,7 @@ def repeated(placement: Placement, microbatches: int) -> Schedule:
 
 
 def _one_microbatch(placement: Placement, period: int) -> Iterator[tuple[int, str, int]]:
-    """(second, kind, stage) of every action of the first microbatch."""
+    """Yield (second, kind, stage) of the first microbatch's actions; others follow every `period` seconds."""
     ranks, stages, now = placement.ranks, placement.stages, 0
     taken: list[set[int]] = [set() for _ in range(ranks)]
     backwards = []

@@ -37,12 +37,12 @@ from omnibal_ext.schedules.clock import Rows, Seconds, in_order, play
 from omnibal_ext.schedules.placement import Placement
 
 WITHIN = -1
-"""In place of a transfer, where an action waits for one of its own rank."""
+"""Stands for the transfer where an action waits for another of its own rank."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A schedule laid flat in an order that respects every wait."""
+    """Lists of actions of all ranks, in one order that respects every wait."""
 
     placement: Placement
     microbatches: int
@@ -53,30 +53,30 @@ class Program:
 
     @property
     def steps(self) -> Ints:
-        """int64 [4, actions]: rank, stage (of E and V the rank), kind (an index of `KINDS`), microbatch."""
+        """int64 [4, actions]: rank, stage (for E and V the rank), kind (an index of `KINDS`), microbatch."""
         return self.rows.steps
 
     @property
     def ranks(self) -> int:
-        """Of the pipeline."""
+        """Number of pipeline ranks."""
         return self.placement.ranks
 
     @property
     def stages(self) -> int:
-        """Of all ranks."""
+        """Number of stages on all ranks."""
         return self.placement.stages
 
     def by_second(self) -> dict[tuple[int, Action], int]:
-        """When each (rank, action) ends, if every action takes a second and every transfer none."""
+        """Return when each (rank, action) ends if every action takes one second and every transfer none."""
         shape = (len(KINDS), self.stages, 1, self.microbatches)
         ends = play(self.rows, Seconds(np.ones(shape), np.zeros(shape[1:]), np.zeros(shape[:2])), 0)[1]
         return dict(zip(self.listed, ends.astype(int).tolist(), strict=True))
 
 
 def compile_schedule(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Program:
-    """Lay a schedule flat; without a placement every rank has one stage. E and V are taken as they are listed.
+    """Order all ranks' actions so that each comes behind what it waits for; without a placement a rank has one stage.
 
-    Raises UserError, naming rank and action, if it loses work or would deadlock.
+    Raises UserError, naming rank and action, if work is missing or done twice, or if the lists would deadlock.
     """
     placement = placement or Placement.interleaved(len(schedule))
     listed = [(rank, action) for rank, actions in enumerate(schedule) for action in actions]
@@ -98,8 +98,8 @@ def compile_schedule(schedule: Schedule, microbatches: int, placement: Placement
 
 
 def _steps(listed: Ints, placement: Placement, microbatches: int) -> Ints | None:
-    """`Program.steps` of int64 [4, actions] rank, chunk, kind and microbatch; None where work is lost, doubled, or none
-    of theirs."""
+    """Return `Program.steps` from int64 [4, actions] rank, chunk, kind, microbatch; None if work is missing, doubled or
+    unknown."""
     rank, chunk, kind, microbatch = listed
     vision = kind >= ENCODE
     known = (microbatch < microbatches) & np.where(vision, chunk == rank, chunk < placement.chunks)
@@ -114,18 +114,18 @@ def _steps(listed: Ints, placement: Placement, microbatches: int) -> Ints | None
 
 
 def _at(steps: Ints, stages: int, microbatches: int) -> Ints:
-    """int64 [kinds, stages, microbatches]: the number of each action, -1 where there is none."""
+    """Return the number of each action, int64 [kinds, stages, microbatches]; -1: there is none."""
     at = np.full((len(KINDS), stages, microbatches), -1)
     at[steps[2], steps[1], steps[3]] = np.arange(steps.shape[1])
     return at
 
 
 def _waits(steps: Ints, stages: int, microbatches: int) -> Ints:
-    """int64 [3, waits]: an action, one that it waits for, and the transfer between them; sorted by the first.
+    """Return int64 [3, waits]: an action, one that it waits for, and the transfer between them; sorted by the first.
 
-    F waits for the stage before, B for its own F and one stage later, W for its B. F of the first stage waits for all
-    E of its microbatch, and V for its E and the first stage's B. E without V are those of the next iteration, for which
-    nothing waits.
+    F waits for the stage before, B for its own F and one stage later, W for its B. F of the first stage waits for all E
+    of its microbatch, and V for its E and the first stage's B. Without V the E are the next iteration's, and nothing
+    waits for them.
     """
     f, b, w, e, v = _at(steps, stages, microbatches)
     transfers = np.arange(stages)[:, None]
@@ -140,7 +140,7 @@ def _waits(steps: Ints, stages: int, microbatches: int) -> Ints:
 
 
 def begins(sorted_rows: Ints, rows: int) -> Ints:
-    """int64 [rows + 1]: where each row's entries begin."""
+    """Return where each row's entries begin in `sorted_rows`, int64 [rows + 1]."""
     return np.searchsorted(sorted_rows, np.arange(rows + 1))
 
 
@@ -159,9 +159,9 @@ def _refuse_deadlock(listed: Sequence[tuple[int, Action]], order: Ints, waits: I
 def check_schedule(
     schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
 ) -> Program:
-    """`compile_schedule`, where E and V must be those of `beside`, each in the order of microbatches.
+    """Run `compile_schedule`, and check that E and V are those of `beside`, each in the order of microbatches.
 
-    Raises UserError naming the rank and the action.
+    Raises UserError naming rank and action.
     """
     placement = placement or Placement.interleaved(len(schedule))
     _check_work(schedule, microbatches, placement, beside)
@@ -177,7 +177,7 @@ def check_schedule(
 
 
 def _check_work(schedule: Schedule, microbatches: int, placement: Placement, beside: Beside | None) -> None:
-    """Each rank has all of its work once, and nothing else."""
+    """Raise UserError unless each rank has all of its work exactly once, and nothing else."""
     kinds = ("F", "B", "W") if any(a.kind == "W" for actions in schedule for a in actions) else ("F", "B")
     of_stages = {Action(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(placement.chunks)}
     for rank, actions in enumerate(schedule):
@@ -196,23 +196,24 @@ def _check_work(schedule: Schedule, microbatches: int, placement: Placement, bes
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Start receiving what `giver`, a (rank, action), makes for `action`."""
+    """A step that starts to receive what `giver`, a (rank, action), makes for `action`."""
 
     action: Action
     giver: tuple[int, Action]
 
     @property
     def kind(self) -> str:
-        """Of the action."""
+        """Kind of the action that takes what is received."""
         return self.action.kind
 
 
 Postings = list[list[Action | Post]]
-"""Per rank its actions in the schedule's order, and before or between them the receives it posts."""
+"""Every rank's actions in the schedule's order, with the receives it posts between them."""
 
 
 def with_posts(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Postings:
-    """The schedule with its receives: each tensor that comes from another rank is posted once, before its action.
+    """Return the schedule with its receives: a tensor from another rank is posted once, before the action that takes
+    it.
 
     What E make for the next iteration (`Beside.ahead`) is posted in this one, behind or before its F of the same
     number. Without a placement every rank has one stage. Raises UserError as `compile_schedule` does.

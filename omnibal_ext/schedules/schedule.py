@@ -1,4 +1,4 @@
-"""The schedules there are, by name: each builds the lists of all ranks (`omnibal_ext.schedules.actions`)."""
+"""Schedules by name: each builds the lists of actions of all ranks (`omnibal_ext.schedules.actions`)."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,7 +11,7 @@ from omnibal_ext.schedules.playing import in_groups, in_slices, repeated
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """1F1B (PipeDream-Flush): rank s holds at most min(ranks - s, microbatches) microbatches.
+    """Build 1F1B (PipeDream-Flush): rank s holds at most min(ranks - s, microbatches) microbatches.
 
     1. Warm up with ranks - s - 1 forwards.
     2. Alternate one forward, one backward.
@@ -22,14 +22,14 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
 
 
 def gpipe(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """GPipe: all forwards, then all backwards, the last microbatch first."""
+    """Build GPipe: all forwards, then all backwards, the last microbatch first."""
     forwards = [Action("F", m, c) for c in range(chunks) for m in range(microbatches)]
     backwards = [Action("B", a.microbatch, a.chunk) for a in reversed(forwards)]
     return [forwards + backwards for _ in range(ranks)]
 
 
 def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Interleaved 1F1B (Narayanan et al. 2021), for any number of microbatches.
+    """Build interleaved 1F1B (Narayanan et al. 2021), for any number of microbatches.
 
     1. Cut the microbatches into groups as even as can be, each of at least `ranks`; fewer than `ranks` are one group.
     2. Forwards go group by group, each group through all chunks; backwards likewise, last chunk first.
@@ -43,7 +43,7 @@ def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Sched
 
 
 def zero_bubble(ranks: int, microbatches: int, chunks: int = 1, extra_in_flight: bool = False) -> Schedule:
-    """Zero-bubble schedule (Qi et al. 2023), also with virtual chunks: weight gradients fill the waits.
+    """Build a zero-bubble schedule (Qi et al. 2023), also with virtual chunks: weight gradients fill the waits.
 
     Without `extra_in_flight` no rank holds more than 1F1B's first rank (their H1), with it about twice that (H2). Made
     by playing the pipeline with F, B and W of one second each (`playing`); forwards go in groups of `ranks`
@@ -60,18 +60,18 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1, extra_in_flight:
 
 
 def zb_v(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Zero bubble on a V, with as many slices on every rank as 1F1B's first holds: ranks wait for the pipe to fill."""
+    """Build a zero-bubble schedule on a V: any rank holds what 1F1B's first does, and waits only as the pipe fills."""
     placement = Placement.v_shaped(ranks, chunks)
     return in_slices(placement, microbatches, placement.stages, microbatches)
 
 
 def v_half(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Zero bubble on a V with half of 1F1B's bytes and a microbatch, ranks / 2 + 1 of them, and a larger bubble."""
+    """Build a zero-bubble schedule on a V that holds ranks / 2 + 1 microbatches' activations, with a larger bubble."""
     return in_slices(Placement.v_shaped(ranks, chunks), microbatches, (ranks + 2) * chunks // 2, ranks)
 
 
 def v_min(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Zero bubble on a V with about a third of 1F1B's bytes, and the largest bubble."""
+    """Build a zero-bubble schedule on a V with about a third of 1F1B's activation bytes, and the largest bubble."""
     return repeated(Placement.v_shaped(ranks, chunks), microbatches)
 
 
@@ -100,19 +100,19 @@ chunk's F in the order of microbatches, and leave out E and V (`weaving`). Prope
 """
 SCHEDULE_NAMES = tuple(_BUILDERS)
 INSTEAD = {"gpipe": "1f1b", "zb_h2": "zb_auto", "v_half": "zb_v_auto", "v_min": "zb_v_auto"}
-"""Those that no plan is fastest with, which older plans name; and what is offered in their place."""
+"""Schedules that are never the fastest but run where an older plan names them; and what to use in their place."""
 OFFERED = tuple(name for name in SCHEDULE_NAMES if name not in INSTEAD)
 V_SHAPED = ("zb_v", "v_half", "v_min", "zb_v_auto")
-"""Those on a V-shaped placement."""
+"""Schedules on a V-shaped placement."""
 
 
 def placement_of(name: str, ranks: int, chunks: int = 1) -> Placement:
-    """Where the stages of a schedule of that name sit."""
+    """Return the placement that the named schedule is built for."""
     return Placement.v_shaped(ranks, chunks) if name in V_SHAPED else Placement.interleaved(ranks, chunks)
 
 
 def offered(name: str) -> str:
-    """The name, of one that plans are made with. Raises UserError for others."""
+    """Return the name if new plans may use that schedule. Raises UserError for others."""
     if name in INSTEAD:
         raise UserError(f"schedule {name} is run where a plan names it, but is never the fastest; use {INSTEAD[name]}")
     if name not in OFFERED:
@@ -121,7 +121,7 @@ def offered(name: str) -> str:
 
 
 def build_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """The schedule of that name; "1f1b" with several chunks is interleaved 1F1B.
+    """Build the named schedule's list for every rank; "1f1b" with several chunks is interleaved 1F1B.
 
     Raises UserError for an unknown name and for counts under one.
     """
@@ -134,7 +134,7 @@ def build_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) ->
 
 
 def splits_backward(name: str) -> bool:
-    """Whether the schedules of that name split the backward into B (inputs) and W (weights)."""
+    """Return whether the named schedule splits the backward into B (inputs) and W (weights)."""
     return has_weight_gradients(build_schedule(name, 1, 1))
 
 

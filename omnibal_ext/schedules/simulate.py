@@ -1,8 +1,8 @@
-"""Plays any schedule with costs: step time, each rank's timeline, bubble, bytes held.
+"""Play any schedule with costs: step time, each rank's timeline, bubble, bytes held.
 
-Seconds are told by `omnibal_ext.schedules.clock`; a step is the last end of a rank + its reduction and optimizer step,
-the slowest rank counts. Stages are numbered in the order the data flows; a `Placement` says on which rank each is. What
-one stage hands over to the next on its own rank takes no time.
+Times come from `omnibal_ext.schedules.clock`. A step's seconds are the slowest rank's: its last end + its reduction and
+optimizer step. Stages are numbered in the order the data flows; a `Placement` says on which rank each is. A handover
+between two stages of one rank takes no time.
 """
 
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from omnibal_ext.schedules.clock import Moves, Seconds, hold, moved_bytes, play
 from omnibal_ext.schedules.program import Program, begins
 
 Move = tuple[Ints, Ints, Floats]
-"""Rows of a program, the ranks where they take bytes, and how many."""
+"""Rows of a program, the ranks on which they take bytes, and how many."""
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of every global stage for every microbatch: float64 [stages, microbatches], or [stages] where said."""
+    """Costs of every stage for every microbatch: float64 [stages, microbatches] of seconds or bytes, unless said."""
 
     forward: Floats
     backward: Floats
-    """Recomputation and weight gradients included."""
+    """With recomputation and weight gradients."""
     weight: Floats
-    """The part of `backward` that W does where the schedule splits it."""
+    """Share of `backward` that W runs where the schedule splits it."""
     transfer: Floats
-    """Carrying the stage's output to the next stage, and its gradient back; the last stage's is not used."""
+    """To carry the stage's output to the next stage, or its gradient back; the last stage's is not used."""
     kept: Floats
     """Bytes held from a microbatch's forward to the end of its B."""
     late: Floats
-    """Bytes held from then to the end of its W, where the schedule splits the backward."""
+    """Bytes held from the end of B to that of W, where the schedule splits the backward."""
     transient: Floats
-    """Bytes on top while its backward recomputes."""
+    """Bytes on top while the backward recomputes."""
     fixed_bytes: Floats
     """[stages] Weights, gradients, optimizer state."""
     step: Floats
@@ -45,28 +45,28 @@ class StageCosts:
 
 
 class Encoding(NamedTuple):
-    """What a replicated tower takes."""
+    """Seconds and bytes of a replicated tower."""
 
     seconds: Floats
-    """[2, ranks, microbatches] Of E and V."""
+    """[2, ranks, microbatches] Of E, of V."""
     hops: Floats
-    """[microbatches] From an encoding rank to the first stage's, and back."""
+    """[microbatches] Seconds from an encoding rank to the first stage's rank, or back."""
     kept: Floats
-    """[ranks, microbatches] Bytes from E to V."""
+    """[ranks, microbatches] Bytes held from E to V."""
     working: Floats
     """[ranks, microbatches] Bytes on top while V runs."""
     waiting: Floats
-    """[microbatches] Bytes of a part's output, from its E to its F on the first stage's rank; as many of its gradient,
+    """[microbatches] Bytes of one rank's output, held by the first stage's rank from E to F; as many of its gradient,
     from B to V."""
     fixed_bytes: Floats
-    """[ranks]"""
+    """[ranks] Weights, gradients, optimizer state."""
     step: Floats
-    """[ranks] Seconds once an iteration."""
+    """[ranks] Seconds once an iteration: data-parallel reduction and optimizer step."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What happened when a program was played."""
+    """Times and bytes of a program that was played."""
 
     program: Program
     start: Floats
@@ -74,31 +74,31 @@ class Simulation:
     end: Floats
     step_seconds: float
     busy_seconds: Floats
-    """[ranks] Work of each rank, the once-an-iteration part left out."""
+    """[ranks] Work of each rank, without reduction and optimizer step."""
     peak_bytes: Floats
-    """[ranks] Weights and the most that was held at once."""
+    """[ranks] Weights, and the most that is held at once beside them."""
     bytes_after: Floats
     """[actions] Bytes on the action's rank when it has ended."""
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of all ranks' time, from first start to last end of work, in which they wait."""
+        """Share of all ranks' time in which they wait; it runs from 0 to the last end of work."""
         span = float(self.end.max())
         return 1.0 - float(self.busy_seconds.sum()) / (span * self.program.ranks) if span else 0.0
 
     def timeline(self, rank: int) -> list[tuple[Action, float, float]]:
-        """(action, start, end) of a rank, in the order it runs."""
+        """Return (action, start, end) of a rank's actions in order, in seconds."""
         indices = np.flatnonzero(self.program.steps[0] == rank).tolist()
         return [(self.program.listed[i][1], float(self.start[i]), float(self.end[i])) for i in indices]
 
     def memory_timeline(self, rank: int) -> list[tuple[float, float]]:
-        """(seconds, bytes held from then on) of a rank."""
+        """Return (seconds, bytes held from then on) of a rank, one for each of its actions."""
         indices = np.flatnonzero(self.program.steps[0] == rank).tolist()
         return [(float(self.end[i]), float(self.bytes_after[i])) for i in indices]
 
 
 def simulate(program: Program, costs: StageCosts, encoding: Encoding | None = None) -> Simulation:
-    """Play a program; `encoding`: of one with E and V. Costs must be [program.stages, program.microbatches]."""
+    """Play a program with costs [program.stages, program.microbatches]; `encoding`: of its E and V, if it has any."""
     (rank, stage, kind, microbatch), seconds = program.steps, _seconds(program, costs, encoding)
     start, end, last = play(program.rows, seconds, 0)
     busy = np.bincount(rank, seconds.work[kind, stage, 0, microbatch], program.ranks)
@@ -119,8 +119,8 @@ def _seconds(program: Program, costs: StageCosts, encoding: Encoding | None) -> 
 
 
 def with_encoding(seconds: Seconds, parts: Floats, hops: Floats) -> Seconds:
-    """Those of F, B and W and, of a tower, of E and V on every rank [2, cases, ranks, microbatches] and from there to
-    the first stage [cases, microbatches]. Hosts are left out."""
+    """Add E and V to seconds of F, B and W, hosts' left out; `parts`: theirs on every rank [2, cases, ranks,
+    microbatches], `hops`: from there to the first stage [cases, microbatches]."""
     work = np.zeros((len(KINDS), *seconds.work.shape[1:]))
     work[:ENCODE], work[ENCODE:, : parts.shape[2]] = seconds.work, parts.swapaxes(1, 2)
     transfers = seconds.transfers.copy()
@@ -129,7 +129,7 @@ def with_encoding(seconds: Seconds, parts: Floats, hops: Floats) -> Seconds:
 
 
 def _moves(program: Program, costs: StageCosts, encoding: Encoding | None, start: Floats) -> tuple[Moves, Floats]:
-    """What actions take and give back, and what ranks hold before."""
+    """Return the bytes that actions take and free, and those that ranks hold before the first."""
     rank, stage, kind, microbatch = program.steps
     late = costs.late if program.split_backward else np.zeros_like(costs.late)
     taken, on_top = np.zeros((len(KINDS), *costs.kept.shape)), np.full((len(KINDS), *costs.kept.shape), -np.inf)
@@ -150,10 +150,10 @@ def _moves(program: Program, costs: StageCosts, encoding: Encoding | None, start
 
 
 def _carried(program: Program, encoding: Encoding) -> tuple[Floats, list[Move], list[Move]]:
-    """Bytes that ranks hold before; what moves before and behind the action's own: the outputs of E wait for F on the
-    first stage's rank, gradients of the first stage's B for V on the ranks that encode.
+    """Return bytes that ranks hold before the first action, and moves before and behind the actions' own.
 
-    What is encoded for the next iteration waits to the end, as what is there for this one did before.
+    Outputs of E wait on the first stage's rank for its F, gradients of its B on the encoding ranks for V. What is
+    encoded for the next iteration waits to the end, as what is there for this one did before.
     """
     (rank, stage, kind, microbatch), first = program.steps, program.placement.ranks_of[0]
     made = np.flatnonzero(kind == ENCODE)

@@ -1,12 +1,12 @@
-"""E and V of a replicated tower, woven into the lists of the language model's stages.
+"""Insertion of E and V of a replicated tower into the lists of the language model's stages.
 
 `first_and_last`, the form of Kimi K2.5 (arXiv 2602.02276): all images before the pipeline, all backwards behind it.
 
     rank 0   E0 E1 | F0 F1    B0 B1    | V0 V1        `in_time`, or searched:  E0 F0 E1 F1    B0 V0 B1 V1
     rank 1   E0 E1 |    F0 B0 F1 B1    | V0 V1                             E0 E1 F0 B0 V0 F1 B1 V1
 
-The insertion point of an E or V is the number of the rank's language actions before it. These keep their order, and
-the E of a rank, and its V, go in the order of microbatches.
+The insertion point of an E or V is the number of the rank's language actions before it. These keep their order, and the
+E of a rank, and its V, go in the order of microbatches.
 """
 
 from collections import deque
@@ -19,12 +19,12 @@ from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import compile_schedule
 
 NONE = -1
-"""The insertion point of a part that a rank does not have."""
+"""Insertion point of an E or V that a rank does not run."""
 
 
 def woven(schedule: Schedule, insertions: Ints) -> Schedule:
-    """The language model's lists with E and V at their insertion points int64 [2, ranks, microbatches]: behind so many
-    actions of the rank, or `NONE`. Of one point E go first, in the order of microbatches."""
+    """Insert E and V into the language model's lists: each behind as many actions of its rank as `insertions` says,
+    int64 [2, ranks, microbatches] (`NONE`: not there); of one point E go first, in the order of microbatches."""
     lists: Schedule = []
     for rank, actions in enumerate(schedule):
         parts = sorted((insertions[of, rank, m], of, m) for of, m in np.argwhere(insertions[:, rank] != NONE).tolist())
@@ -35,7 +35,7 @@ def woven(schedule: Schedule, insertions: Ints) -> Schedule:
 
 
 def first_and_last(schedule: Schedule, beside: Beside) -> Ints:
-    """All E before the pipeline's first action, all V behind its last."""
+    """Return insertion points that put all E before the pipeline's first action, all V behind its last."""
     ends = np.array([[len(actions)] for actions in schedule])
     return _at(beside, np.zeros_like(ends), ends)
 
@@ -43,11 +43,11 @@ def first_and_last(schedule: Schedule, beside: Beside) -> Ints:
 def in_time(
     schedule: Schedule, microbatches: int, placement: Placement, beside: Beside, early: int = 2, together: int = 1
 ) -> Ints:
-    """Each E shortly before the first stage's F that needs it, each V shortly behind its B: few bytes wait.
+    """Return insertion points by which few bytes wait: E shortly before the first stage's F, V shortly behind its B.
 
     The pipeline is played with a second for every action; E begin `early` seconds before that F, V as many behind that
-    B, those of `together` microbatches at once: what ranks do at the same time holds the pipeline up once. Where the
-    tower is ahead, E stand where the F of the same microbatch does.
+    B, those of `together` microbatches at once: what ranks do at the same time holds the pipeline up once. With
+    `beside.ahead`, E stand where the F of the same microbatch does.
     """
     ends = compile_schedule(schedule, microbatches, placement).by_second()
     rank, chunk = placement.rank_and_chunk(0)
@@ -62,8 +62,8 @@ def in_time(
 
 
 def with_encoding(schedule: Schedule, beside: Beside) -> Schedule:
-    """The schedule with encodes (E) and their backwards (V) added: E at most as many microbatches before its F as there
-    are ranks, so that few image tokens are held, and V at the end. For evaluations, which have no lists in the plan."""
+    """Add E and V to lists for evaluations, for which the plan has none: E at most as many microbatches before its F as
+    there are ranks, so that few image tokens are held, and V at the end."""
     lists: Schedule = []
     for rank, actions in enumerate(schedule):
         mine = [microbatch for microbatch, parts in enumerate(beside.parts) if rank in parts]
@@ -77,6 +77,6 @@ def with_encoding(schedule: Schedule, beside: Beside) -> Schedule:
 
 
 def _at(beside: Beside, e: Ints, v: Ints) -> Ints:
-    """The insertion points of E and V, [ranks, microbatches] or [ranks, 1], where ranks have parts."""
+    """Return `e` and `v`, [ranks, microbatches] or [ranks, 1], as insertion points; `NONE` where ranks have no part."""
     encodes = np.array([[rank in ranks for ranks in beside.parts] for rank in range(len(e))])
     return np.stack([np.where(encodes, e, NONE), np.where(encodes & (not beside.ahead), v, NONE)])
