@@ -1,1 +1,1 @@
-"""Where the layer chain is cut and which layers are recomputed."""
+"""Planning of layouts: where the layer chain is cut, which layers are recomputed, in which order ranks act."""

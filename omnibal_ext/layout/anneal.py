@@ -1,9 +1,9 @@
-"""Simulated annealing over lists and layouts, compiled: one change, its seconds (`state`), taken or not.
+"""Simulated annealing over lists and layouts, compiled: one change, its seconds (`state`), accepted or not.
 
-Of what fits take what is faster, and what is slower by d with probability exp(-d / temperature), which falls. A change
-of lists moves an action, exchanges neighbours in an order, moves cuts, or recomputes more or fewer layers; one of E and
-V moves one and what would be out of order, or those of some neighbouring microbatches on all ranks at once (what ranks
-do at the same time holds up the pipeline once), has other ranks encode a microbatch, or exchanges the ranks of two.
+Of what fits, accept what is faster, and what is slower by d with probability exp(-d / temperature), which falls. A
+change of lists moves an action, exchanges neighbours in an order, moves cuts, or recomputes more or fewer layers; one
+of E and V moves one and what would be out of order, or those of some neighbouring microbatches on all ranks at once
+(what ranks do at once holds the pipeline up once), has other ranks encode a microbatch, or exchanges the ranks of two.
 """
 
 import numpy as np
@@ -15,9 +15,9 @@ from omnibal_ext.packing.random_bits import below
 from omnibal_ext.schedules.weaving import NONE
 
 LISTS, LAYOUTS, ENCODERS = range(3)
-"""What may change: lists; lists, cuts and recomputed layers; positions of E and V, and which ranks encode."""
+"""What changes: lists; lists, cuts and recomputed layers; positions of E and V, and which ranks encode."""
 DRAWS = (16, 16, 8)
-"""Random numbers a change may take, of each."""
+"""Random numbers reserved for a change of each of these."""
 ORDERS, CUTS, RECOMPUTED = 50, 100, 100
 """Of a thousand changes: how many exchange two in an order, move cuts, recompute more or fewer layers. On 26 searches
 of large models plans were .8% slower with half of all three and .3% faster with twice; with a quarter or four times of
@@ -25,12 +25,12 @@ one alone, or no exchanges, at most .5% slower."""
 DEALS, EXCHANGES, TOGETHER = 100, 100, 250
 """How many assign a microbatch to other ranks, exchange two, or move neighbours on all ranks."""
 FURTHEST, FURTHEST_PART = 6, 7
-"""An action, an E or V, moves by less than 2 to the power of this, near places more often."""
+"""Exponents: an action, or an E or V, moves by less than 2 to the power of this, near places more often."""
 
 
 @njit(cache=True)
 def changed(state: State, what: int, costs: Costs, seed: int, at: int) -> State:  # pragma: no cover - compiled
-    """The state with one thing changed."""
+    """Return a copy of the state with one random change; `what`: one of `LISTS`, `LAYOUTS`, `ENCODERS`."""
     if what == ENCODERS:
         insertions = state.insertions.copy()
         _change_parts(state.insertions, insertions, state.kinds.shape[1], costs.ahead, seed, at)
@@ -54,13 +54,13 @@ def changed(state: State, what: int, costs: Costs, seed: int, at: int) -> State:
 
 @njit(cache=True)
 def same_layers(state: State, other: State) -> bool:  # pragma: no cover - compiled
-    """Whether two states cut and recompute alike."""
+    """Return whether two states have the same cuts and recompute counts."""
     return bool((state.edges == other.edges).all() and (state.again == other.again).all())
 
 
 @njit(cache=True)
 def _limit(state: State, costs: Costs) -> None:  # pragma: no cover - compiled
-    """Recompute no more layers than there are: first count those recomputed whole, which come last of its options."""
+    """Clip recompute counts to the layers that each stage holds; layers recomputed whole come first."""
     holds, of_option = costs.holds, costs.of_option
     stages, options = state.again.shape
     for stage in range(stages):
@@ -74,7 +74,7 @@ def _limit(state: State, costs: Costs) -> None:  # pragma: no cover - compiled
 
 @njit(cache=True)
 def _exchange(orders: Ints, seed: int, at: int) -> None:  # pragma: no cover - compiled
-    """Exchange two neighbours in the order of one rank, half of the time on all ranks where they are neighbours too.
+    """Exchange two neighbours in an order of one rank, half of the time on all ranks where they are neighbours too.
 
     Forwards of one chunk keep the order in which their packs come.
     """
@@ -98,7 +98,7 @@ def _exchange(orders: Ints, seed: int, at: int) -> None:  # pragma: no cover - c
 
 @njit(cache=True)
 def _move_action(kinds: Ints, seed: int, at: int) -> None:  # pragma: no cover - compiled
-    """Put one action of a rank elsewhere in its list."""
+    """Move one action of a rank to another place of its list, in place."""
     source = below(kinds.size, seed, at)
     by = 1 + below(1 << below(FURTHEST, seed, at + 1), seed, at + 2)
     target = source + by if below(2, seed, at + 3) else source - by
@@ -158,7 +158,7 @@ def _change_parts(
 def _deal(
     insertions: Ints, rank: int, microbatch: int, has: bool, length: int, dice: int, ahead: bool
 ) -> None:  # pragma: no cover - compiled
-    """Have a rank encode a microbatch, at a position between its neighbours', or no longer."""
+    """Have a rank encode a microbatch at a random position between its neighbours', or, unless `has`, no longer."""
     if has == (insertions[0, rank, microbatch] != NONE):
         return
     for of in range(1 if ahead else 2):
@@ -179,7 +179,7 @@ def _deal(
 
 @njit(cache=True)
 def _put(insertions: Ints, of: int, rank: int, microbatch: int, point: int) -> None:  # pragma: no cover - compiled
-    """Move one, and with it those before or after it that would be out of order."""
+    """Move one E or V to `point`, and with it those before or behind it that would be out of order."""
     for m in range(insertions.shape[2]):
         here = insertions[of, rank, m]
         if here == NONE:
@@ -194,9 +194,9 @@ def _put(insertions: Ints, of: int, rank: int, microbatch: int, point: int) -> N
 def anneal(
     state: State, costs: Costs, what: int, changes: int, warm: float, cold: float, seed: int
 ) -> tuple[State, float]:  # pragma: no cover - compiled
-    """The fastest state met, W filled in, and its step seconds; temperatures `warm` to `cold` in seconds.
+    """Return the fastest state met, its W filled in, and its step seconds; never slower than `state`, if that fits.
 
-    `what` may change: one of `LISTS`, `LAYOUTS`, `ENCODERS`. Never slower than `state`, if that fits.
+    `what` changes: `LISTS`, `LAYOUTS` or `ENCODERS`. The temperature falls from `warm` to `cold`, in seconds.
     """
     board, stages = board_of(state, costs), stages_of(state, costs)
     here = step_seconds(state, stages, costs, board, -1)
@@ -218,5 +218,5 @@ def anneal(
 
 @njit(cache=True)
 def judged(state: State, costs: Costs) -> float:  # pragma: no cover - compiled
-    """Step seconds of a state."""
+    """Return the step seconds of a state; inf if it deadlocks or does not fit."""
     return step_seconds(state, stages_of(state, costs), costs, board_of(state, costs), 0)

@@ -1,4 +1,4 @@
-"""A replicated tower, as a layout problem knows it: what its E and V take on every microbatch, and its bytes.
+"""A replicated tower in a layout problem: seconds of its E and V on every microbatch, and its bytes.
 
 The images and sounds of a pack are divided among the pipeline ranks that encode it and their tensor ranks. The planner
 does not know their sizes: it takes them to be alike (`TowerCosts.units`), and every rank to take as long as the one
@@ -23,20 +23,20 @@ Phase = Literal["forward", "backward", "recompute"]
 
 @dataclass(frozen=True)
 class TowerBeside:
-    """The plan's tower, and what it costs on the packs of a problem."""
+    """The plan's replicated tower, and its costs on the packs of a problem."""
 
     tower: Tower
     costs: TowerCosts
     profile: Profile
-    """Of the whole chain, as the plan is made from it."""
+    """Profile of the whole chain, tower included."""
     ranks: int
-    """Of the pipeline."""
+    """Number of pipeline ranks."""
     packs: PackSizes | None
     """[iterations, data-parallel ranks, microbatches]; None: every microbatch fills the budget."""
 
     @cached_property
     def whole(self) -> Load:
-        """float64 [cases, microbatches]: of whole packs."""
+        """Load by size of whole packs: float64 [cases, microbatches] each; a case is a rank's iteration."""
         count, packs = len(self.tower.parts), self.packs
         if packs is None:
             return {size: np.full((1, count), budget) for size, budget in self.costs.budgets.items()}
@@ -44,7 +44,7 @@ class TowerBeside:
 
     @property
     def tensor(self) -> int:
-        """Tensor ranks of a pipeline rank."""
+        """Number of tensor-parallel ranks."""
         return self.profile.tensor_model_parallel_size
 
     @cached_property
@@ -57,7 +57,7 @@ class TowerBeside:
 
     @cached_property
     def loads(self) -> Load:
-        """float64 [cases, microbatches]: of the worker who gets most of a pack."""
+        """Load by size of the worker that gets most of a pack: float64 [cases, microbatches] each."""
         return largest_share(self.costs, self.whole, self.encodes.sum(axis=0) * self.tensor)
 
     @cached_property
@@ -67,14 +67,14 @@ class TowerBeside:
 
     @cached_property
     def seconds(self) -> Floats:
-        """float64 [2, cases, ranks, microbatches]: of E and V."""
+        """Seconds of E and V: float64 [2, cases, ranks, microbatches]."""
         found = part_seconds(self.costs, self.loads, self.tower)
         action = self.profile.action_seconds * self.is_needed
         return np.asarray((found + action)[:, :, None] * self.encodes)
 
     @cached_property
     def hops(self) -> Floats:
-        """float64 [cases, microbatches]: what a part's output is on its way."""
+        """Seconds to carry one rank's output to the first stage: float64 [cases, microbatches]."""
         profile = self.profile
         seconds = profile.transfer_latency_seconds + self.costs.transfer_seconds(self.loads)
         return np.asarray(np.where(self.is_needed, seconds, 0.0))
@@ -86,16 +86,16 @@ class TowerBeside:
 
     @cached_property
     def step(self) -> Floats:
-        """float64 [ranks] Seconds once an iteration."""
+        """Seconds once an iteration, float64 [ranks]: of owned links, and to exchange weights and gradients."""
         return self._most_owned(self.costs.owner_seconds()) + self.costs.exchange_seconds
 
     def _most_owned(self, of_links: list[float]) -> Floats:
-        """float64 [ranks]: the sum over the links that a rank owns, of its tensor rank with most."""
+        """Sum a figure over the links that each rank owns; return its largest on a tensor rank: float64 [ranks]."""
         owned = np.bincount(self.tower.owners, of_links, self.ranks * self.tensor)
         return np.asarray(owned.reshape(self.ranks, self.tensor).max(axis=1), dtype=np.float64)
 
     def encoding(self, case: int) -> Encoding:
-        """What the simulator needs, for one case (iteration x data-parallel rank)."""
+        """Return what `simulate` takes of the tower for one case."""
         loads = {size: load[case] for size, load in self.loads.items()}
         kept, working = (
             self.costs.total(partial(of_unit, recompute=self.tower.recompute), loads) * self.encodes
@@ -105,7 +105,7 @@ class TowerBeside:
         return Encoding(self.seconds[:, case], self.hops[case], kept, working, waiting, self.fixed_bytes, self.step)
 
     def pieces(self, kind: str, case: int, microbatch: int) -> list[tuple[str, Phase, float]]:
-        """Of an E or V (part of the model, phase, seconds); the executor's own are of the part "other"."""
+        """Return (part of the model, phase, seconds) of one E or V; the executor's own time is part "other"."""
         load = {size: load[case, microbatch] for size, load in self.loads.items()}
         executor = self.profile.action_seconds * float(self.is_needed[case, microbatch])
         other: tuple[str, Phase, float] = ("other", "forward" if kind == "E" else "backward", executor)
@@ -116,23 +116,23 @@ class TowerBeside:
         return [other, ("vit", "recompute", again), ("vit", "backward", plain)]
 
     def mean_seconds(self) -> list[float]:
-        """Of an E, and of a V."""
+        """Return the mean seconds of an E, and of a V, over ranks, microbatches and cases that have one."""
         count = max(1, int(self.encodes.sum())) * len(self.is_needed)
         return [float(seconds.sum() / count) for seconds in self.seconds]
 
     def work_seconds(self) -> float:
-        """All of a replica's work on whole packs, nothing run again, as one rank would do it: mean of the cases."""
+        """Return one rank's seconds to encode a replica's whole packs, nothing recomputed: mean of the cases."""
         seconds = self.costs.forward(self.whole) + self.costs.backward(self.whole) * self.costs.trained
         return float(seconds.sum(axis=1).mean() / self.tensor)
 
 
 def largest_share(costs: TowerCosts, load: Load, workers: Ints | int) -> Load:
-    """Of packs, the load of the worker who gets most when their units, all alike, are divided; elementwise."""
+    """Return the load of the worker that gets most of a pack's units, all alike, of so many `workers`; elementwise."""
     units = costs.units(load)
     return {size: np.asarray(np.ceil(units / workers) * amount / units) for size, amount in load.items()}
 
 
 def part_seconds(costs: TowerCosts, loads: Load, tower: Tower) -> Floats:
-    """float64 [2, ...]: of E and V on these loads."""
+    """Return the seconds of E and V on these loads: float64 [2, ...], V's 0 if the tower is frozen."""
     forward = costs.forward(loads)
     return np.stack([forward, costs.backward(loads, tower.recompute) if costs.trained else np.zeros_like(forward)])

@@ -1,6 +1,6 @@
-"""Recompute counts of a rank with one stage that no other count beats in every kind; compiled, for `joint.py`.
+"""Recompute counts of a one-stage rank that no other count beats in every kind of layer; compiled, for `joint.py`.
 
-Of a kind all levels take the same share of a forward on every microbatch, so its counts have one order in time:
+In one kind, all levels take the same share of a forward on every microbatch, so its counts have one order in time:
 
     recomputed of the ViT layers    nothing   1 cheap   2 cheap   1 whole   1 whole, 1 cheap   ...
     least of the LLM layers         no fit    3 whole   3 whole   1 cheap   nothing
@@ -19,12 +19,11 @@ from omnibal_ext.arrays import Floats, Ints
 
 ROUNDING = 1e-9
 _MOST_TOGETHER = 4096
-"""Counts of the last encoder's layers in one stage times those of the others; of more, some of the others are left
-out."""
+"""Limit of counts of the last encoder's layers times those of the others; above it some of the others are left out."""
 
 
 class StageBytes(NamedTuple):
-    """What says whether a rank with one stage fits; bytes by column of `tables`, or by option."""
+    """What decides whether a one-stage rank fits; bytes by column of `tables`, or by option."""
 
     fixed: Floats
     kept: Floats
@@ -32,13 +31,13 @@ class StageBytes(NamedTuple):
     saved: Floats
     saved_late: Floats
     between: Ints
-    """[vectors, 2] Between actions: microbatches before the end of their B, and between B and W."""
+    """[vectors, 2] Between actions: microbatches held before the end of their B, and between B and W."""
     in_backward: Ints
-    """The same in a B."""
+    """[vectors, 2] Likewise while a B runs."""
     of_option: Ints
     backward: Ints
     pairs: Ints
-    """As of `tables.Columns`."""
+    """See `tables.Columns`, as for the two above."""
     room: float
     split_backward: bool
 
@@ -47,11 +46,11 @@ class StageBytes(NamedTuple):
 def on_top(
     held: Any, again: Any, kept: Floats, saved: Floats, of_option: Ints, backward: Ints, split_backward: bool
 ) -> Any:
-    """Bytes above the held ones while a stage's backward recomputes; of counts [columns, ...] and [options, ...].
+    """Return bytes above the held ones while a stage's backward recomputes, from counts [columns, ...], [options, ...].
 
-    Of each kind those recomputed whole come first in the stage, then those recomputed cheaply; and what comes after a
-    layer is done with when it is recomputed (zero-bubble lists keep it for W). Cheap outputs are taken to be there all
-    at once, which is a little more than there is.
+    In each kind those recomputed whole come first in the stage, then those recomputed cheaply; and what comes behind a
+    layer is freed when it is recomputed (zero-bubble lists keep it for W). Cheap outputs are taken to be there all at
+    once, which is a little more than there is.
     """
     after = 0.0 * again[0]
     most = after
@@ -69,7 +68,7 @@ def on_top(
 
 @njit(cache=True)
 def fits(stage: StageBytes, held: Ints, again: Ints) -> bool:  # pragma: no cover - compiled
-    """Whether a stage fits; counts [columns] and [options]. As `LayoutProblem.bytes_of_counts` says."""
+    """Return whether a stage with counts [columns], [options] fits: the rule of `LayoutProblem.bytes_of_counts`."""
     fixed, kept, late = _nothing_recomputed(stage, held)
     for option in range(again.size):
         kept -= again[option] * stage.saved[option]
@@ -85,7 +84,7 @@ def fits(stage: StageBytes, held: Ints, again: Ints) -> bool:  # pragma: no cove
 
 @njit(cache=True)
 def _nothing_recomputed(stage: StageBytes, held: Ints) -> tuple[float, float, float]:  # pragma: no cover - compiled
-    """Bytes of a stage: fixed, kept from F to B, and from B to W."""
+    """Return a stage's bytes without recomputation: fixed, kept from F to B, kept from B to W."""
     fixed, kept, late = 0.0, 0.0, 0.0
     for column in range(held.size):
         fixed += held[column] * stage.fixed[column]
@@ -96,13 +95,11 @@ def _nothing_recomputed(stage: StageBytes, held: Ints) -> tuple[float, float, fl
 
 @njit(cache=True)
 def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.bool_]) -> Ints:  # pragma: no cover
-    """Counts int64 [found, options] that fit, none of which takes longer than another in all kinds; of `seconds`
-    [options].
+    """Return counts int64 [found, options] that fit, none of which takes longer than another in all kinds.
 
-    1. Bring all counts of each kind into their order in time.
-    2. For those of all encoders: the first of the LLM that fits, if it takes less than any with as little of the
-       encoders. It is not among the first ones, of which none saves what is missing even if running again took no
-       bytes.
+    1. Sort all counts of each kind by time; `seconds` [options] are those of one layer.
+    2. For each count of all encoders: the first of the LLM that fits, if it takes less than any with as little of the
+       encoders. Skip counts that would not free enough bytes even if recomputing itself took none.
     """
     of_llm, of_vit = stage.pairs[0], stage.pairs[1]
     llm = _in_time(held[stage.of_option[of_llm[0]]], seconds[of_llm], offered[of_llm])
@@ -146,8 +143,8 @@ def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.
 def _of_others(
     stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.bool_]
 ) -> Ints:  # pragma: no cover - compiled
-    """[counts, options] Of all encoders but the last in the chain: each one's counts in their order in time, for each
-    of the one before."""
+    """Return counts [counts, options] of all encoders but the chain's last: each one's, sorted by time, for each of the
+    one before."""
     found = np.zeros((1, seconds.size), dtype=np.int64)
     for number in range(2, len(stage.pairs)):
         of_kind = stage.pairs[number]
@@ -166,7 +163,7 @@ def _of_others(
 def _is_less_of_some(
     stage: StageBytes, counts: Ints, others: Ints, seconds: Floats
 ) -> bool:  # pragma: no cover - compiled
-    """Whether counts [options] take less time than others in some kind."""
+    """Return whether counts [options] take less time than `others` in some kind."""
     for number in range(2, len(stage.pairs)):
         cheap, whole = stage.pairs[number]
         more = (counts[cheap] - others[cheap]) * seconds[cheap] + (counts[whole] - others[whole]) * seconds[whole]
@@ -177,7 +174,7 @@ def _is_less_of_some(
 
 @njit(cache=True)
 def _missing(stage: StageBytes, held: Ints) -> Floats:  # pragma: no cover - compiled
-    """[vectors] Between actions, the bytes that a stage lacks with nothing recomputed, less rounding."""
+    """Return the bytes that a stage lacks between actions with nothing recomputed, less rounding: [vectors]."""
     fixed, kept, late = _nothing_recomputed(stage, held)
     slack = ROUNDING * (fixed + kept + late)
     return stage.between[:, 0] * kept + stage.between[:, 1] * late + fixed - stage.room - slack
@@ -193,7 +190,7 @@ def _saved(stage: StageBytes, moment: int, counts: Ints, options: Ints) -> float
 
 @njit(cache=True)
 def _most_saved(stage: StageBytes, counts: Ints, options: Ints) -> Floats:  # pragma: no cover - compiled
-    """[vectors, counts] The most that counts up to each save at every moment between actions."""
+    """Return the most bytes that a count or one before it saves at every moment between actions: [vectors, counts]."""
     most = np.zeros((len(stage.between), len(counts)))
     for moment in range(len(stage.between)):
         for i in range(len(counts)):
@@ -204,7 +201,7 @@ def _most_saved(stage: StageBytes, counts: Ints, options: Ints) -> Floats:  # pr
 
 @njit(cache=True)
 def _in_time(layers: int, seconds: Floats, offered: NDArray[np.bool_]) -> Ints:  # pragma: no cover - compiled
-    """[counts, 2] All numbers of layers recomputed cheaply and whole, those that take least time first."""
+    """Return all numbers of layers recomputed (cheaply, whole), [counts, 2], those that take least time first."""
     most = layers if offered[0] else 0
     counts = np.empty(((most + 1) * (layers + 1), 2), dtype=np.int64)
     taken, number = np.empty(len(counts)), 0

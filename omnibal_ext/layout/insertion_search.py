@@ -1,4 +1,4 @@
-"""The search for the positions of E and V in the lists, and for the ranks that encode each microbatch.
+"""Search for the positions of E and V in the lists, and for the ranks that encode each microbatch.
 
 It starts with all E first and all V last, and with both just in time, for a few ways to assign microbatches to ranks.
 Of every assignment the fastest start is annealed (`anneal`) on the mean of all packs; then the fastest of all on some
@@ -20,19 +20,19 @@ from omnibal_ext.schedules.actions import Beside
 from omnibal_ext.schedules.weaving import first_and_last, in_time
 
 WARM, COLD = 0.05, 0.003
-"""First and last temperature, of the mean seconds of an E."""
+"""First and last temperature, as shares of the mean seconds of an E."""
 A_CHANGE, AN_ACTION, A_CASE = 4e-6, 1.2e-8, 4e-9
-"""Seconds of an idle core, about: of a change, of each action, and of each action in each case."""
+"""Seconds on an idle core, about: for a change, for each action, and for each action in each case."""
 SHARE_OF_MEAN = 0.7
-"""Of the changes: on the mean of all cases; the others are judged on some iterations."""
+"""Share of the changes that are judged on the mean of all cases; the others on some iterations."""
 SOME_CASES = 16
-"""Whole iterations of so many, at least one."""
+"""Cases of these iterations, about; at least one whole iteration."""
 
 
 def searched_insertions(
     language: LayoutProblem, layout: Layout, costs: Costs, beside: TowerBeside, seconds: float
 ) -> list[Ints]:
-    """Positions of E and V to choose from, the fastest first: all starts, and what annealing made of the best."""
+    """Return insertion points to choose from, the fastest first: all starts, and what annealing made of the best."""
     some_cases = max(1, SOME_CASES // costs.replicas) * costs.replicas
     some = of_cases(costs, lambda table: table[..., :some_cases], costs.replicas)
     mean, state = mean_of(costs), state_of(language, layout)
@@ -54,7 +54,7 @@ def searched_insertions(
 
 
 def starts_of(language: LayoutProblem, ahead: bool) -> list[list[Ints]]:
-    """For each of `assignments`: all first and last, and just in time."""
+    """Return, for each of `assignments`, insertion points of all E first and V last, and of both just in time."""
     found = []
     for parts in assignments(language.ranks, language.microbatches):
         beside = Beside(parts, ahead)
@@ -67,8 +67,8 @@ def starts_of(language: LayoutProblem, ahead: bool) -> list[list[Ints]]:
 
 
 def assignments(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Assignments of microbatches to the ranks that encode them: one rank each, in turn; all ranks; half of them; all
-    ranks for the first or the outer microbatches."""
+    """Return ways to assign microbatches to encoding ranks: one rank each, in turn; all ranks; half of them; all ranks
+    for the first or the outer microbatches."""
     everyone, half = tuple(range(ranks)), ranks // 2
     one = [((m + 1) % ranks,) for m in range(microbatches)]
     across = [tuple(sorted({(m + 1) % ranks, (m + 1 + half) % ranks})) for m in range(microbatches)]
@@ -87,9 +87,8 @@ def assignments(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ..
 def insertion_costs(
     problem: LayoutProblem, language: LayoutProblem, layout: Layout, beside: TowerBeside, waiting: float
 ) -> Costs:
-    """Seconds and bytes by which positions are compared; `waiting`: bytes of outputs that a rank has room for.
-
-    The room is what the language model leaves."""
+    """Return the costs by which insertion points are compared; room is what the language model and `waiting` bytes of
+    outputs leave."""
     profile, tower, costs, counts = problem.profile, beside.tower, costs_of(language), np.arange(1, problem.ranks + 1)
     tensor = profile.tensor_model_parallel_size
     of_counts = [largest_share(beside.costs, beside.whole, int(k) * tensor) for k in counts]

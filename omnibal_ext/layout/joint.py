@@ -1,4 +1,4 @@
-"""The joint search: cuts and recomputed layers together, for the least simulated step time that fits the memory.
+"""Joint search: cuts and recomputed layers together, for the least simulated step time that fits the memory.
 
 1. Start from the best layouts the other methods found (so it is never worse than any of them).
 2. Walk: move a cut, or neighbouring cuts together, by a few layers, as long as that helps. A layout that does not fit
@@ -23,21 +23,21 @@ from omnibal_ext.layout.recompute import recompute_all
 from omnibal_ext.layout.tables import prefix_sums
 
 LEAST_GAIN = 1e-9
-"""Relative; smaller differences are rounding."""
+"""Share of the seconds; smaller differences are rounding."""
 KICKED_RUNS = 3
-"""Most runs of cuts moved at random before walking again."""
+"""Most runs of cuts moved at random before the next walk."""
 PATIENCE = 200
-"""Such walks in a row that find nothing better, after which the search ends. After 50, 1 of some 150 small models was
-1% slower than it can be; on large ones 200 take a second more."""
+"""Walks in a row without gain after which the search ends. With 50, 1 of some 150 small models was 1% slower than it
+can be; on large ones 200 take a second more."""
 SECONDS_MORE_TO_FIT = 10.0
-"""Before saying that nothing fits, the walk goes on so long."""
+"""Seconds by which a walk is prolonged while nothing fits."""
 A_CALL, AN_ACTION, A_LOOK = 1e-4, 8e-9, 1e-5
-"""Seconds: of playing a layout or listing a rank's recompute counts, of each action played, of a look at a cut."""
+"""Seconds: to play a layout or list a rank's recompute counts, of each action played, to look at a cut."""
 
 
 @dataclass(slots=True)
 class _Best:
-    """What is ranked: first bytes short of (0 where it fits), then seconds."""
+    """A layout and its score: first bytes short of (0 if it fits), then seconds."""
 
     short_bytes: float
     seconds: float
@@ -49,7 +49,7 @@ class _Best:
         return self.short_bytes, self.seconds
 
     def beats(self, other: "_Best") -> bool:
-        """By more than rounding."""
+        """Return whether this one is better, seconds by more than rounding."""
         if self.short_bytes != other.short_bytes:
             return self.short_bytes < other.short_bytes
         return self.seconds < other.seconds * (1 - LEAST_GAIN)
@@ -62,7 +62,7 @@ class RankOptions:
     stage gets all of them; if all microbatches are equal, the one that adds the least time. With virtual chunks there
     are too many, and trying more cuts gains more: a rank gets one choice, which is near the best:
 
-    1. Add layers one by one, first where they give back most bytes a second, until the rank fits. A layer recomputed
+    1. Add layers one by one, first where they free most bytes a second, until the rank fits. A layer recomputed
        whole takes the place of one whose cheap outputs are.
     2. Take back what was added last as far as the rank fits without it.
     """
@@ -74,12 +74,12 @@ class RankOptions:
 
     @property
     def listed(self) -> int:
-        """How many ranks and counts of layers have been looked at."""
+        """How many pairs of rank and counts of layers have been looked at."""
         return len(self._known)
 
     def of(self, rank: int, held: Ints) -> list[Ints]:
-        """int64 [chunks, options] each, least time added first; none if the rank cannot fit. `held`: [chunks,
-        columns]."""
+        """Return recompute counts with which a rank that holds layers [chunks, columns] fits: int64 [chunks, options]
+        each, least time added first; [] if it cannot."""
         key = (rank, held.tobytes())
         if key not in self._known:
             self._known[key] = self._of_one_stage(rank, held) if len(held) == 1 else self._of_many_stages(rank, held)
@@ -104,7 +104,7 @@ class RankOptions:
         return [again]
 
     def _added(self, rank: int, held: Ints) -> list[Ints]:
-        """Nothing, then a layer more each time."""
+        """Return counts: nothing recomputed, then one layer more each time."""
         again = np.zeros((len(held), len(self.problem.columns.of_option)), dtype=np.int64)
         added = [again.copy()]
         kinds, whole = self.problem.columns.of_option, self.problem.columns.whole
@@ -119,14 +119,14 @@ class RankOptions:
         return added
 
     def _axes(self, rank: int, held: Ints) -> list[tuple[int, int]]:
-        """(chunk, option) of what can be recomputed, that first which gives back most bytes a second."""
+        """Return (chunk, option) of all that can be recomputed, that which frees most bytes a second first."""
         tables, in_flight = self.problem.tables, self.problem.held[rank].max(axis=0)
         gains = in_flight[:, None] * tables.saved / np.maximum(self._seconds, 1e-300)
         axes = np.argwhere(held[:, self.problem.columns.of_option] * tables.offered).tolist()
         return sorted(((chunk, option) for chunk, option in axes), key=lambda axis: -float(gains[axis]))
 
     def _fits(self, rank: int, held: Ints, counts: Ints) -> NDArray[np.bool_]:
-        """Of counts [many, chunks, options]: bool [many]."""
+        """Return whether the rank fits with each of counts [many, chunks, options]: bool [many]."""
         return np.asarray(self.problem.bytes_of_counts(rank, held, counts) <= self.problem.memory_bytes)
 
 
@@ -137,8 +137,8 @@ def joint_search(
     seconds: float = 4.0,
     top_k: int | None = None,
 ) -> list[tuple[Layout, float]]:
-    """The `top_k` best layouts (None: all) and their step seconds, the best first; stops after `seconds` of counted
-    work at most, half of it for the first walk.
+    """Return the `top_k` best layouts (None: all) and their step seconds, best first; counts at most `seconds` of work,
+    half of it for the first walk.
 
     `starts` are cuts to begin with, `layouts` layouts that fit and that the result may not be slower than.
 
@@ -161,7 +161,7 @@ class _Search:
     def __init__(self, problem: LayoutProblem, deadline: float) -> None:
         self.problem, self.deadline = problem, deadline
         self.spent = 0.0
-        """Seconds of counted work so far; deadlines are of this clock."""
+        """Seconds of counted work so far; deadlines count these."""
         self.a_play = A_CALL + AN_ACTION * len(problem.program.listed) * problem.cases[0] * problem.cases[1]
         self.options, self.stages = RankOptions(problem), problem.stages
         self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(problem.columns.of_option)), dtype=np.int64))
@@ -169,10 +169,10 @@ class _Search:
         self.moves = list(self._moves())
         seconds = (problem.tables.forward + problem.tables.backward).sum(axis=2)
         self.work = prefix_sums(problem.per_layer(seconds))
-        """[layers + 1, cases] Of the layers before each, on all microbatches."""
+        """[layers + 1, cases] Seconds of the layers before each, on all microbatches."""
 
     def try_cuts(self, edges: Edges) -> _Best:
-        """Judge cuts with their best recompute choice, and remember the best of all."""
+        """Judge cuts with their best recompute counts, once; remember the best of all."""
         if edges not in self.seen:
             self.seen[edges] = self._judge(edges)
             if self.seen[edges].beats(self.best):
@@ -180,7 +180,7 @@ class _Search:
         return self.seen[edges]
 
     def take(self, layout: Layout) -> None:
-        """Compare with a layout that fits."""
+        """Compare the best with a layout that fits."""
         judged, took = self.try_cuts(layout.edges), self.problem.step_seconds(layout)
         if judged.short_bytes > 0 or took < judged.seconds:
             taken = self.seen[layout.edges] = _Best(0.0, took, layout.edges, self.problem.counts(layout)[1])
@@ -217,7 +217,7 @@ class _Search:
         return max(1.0, self.problem.rank_bytes(rank, held, everything) - self.problem.memory_bytes)
 
     def walk(self, start: Edges, until: float) -> None:
-        """Go round the moves, take each that improves on where we stand, and stop after a round in which none did."""
+        """Try moves in turn and take each that improves, until a round brings nothing or `until` seconds are spent."""
         here, tried = self.try_cuts(start), 0
         for move in cycle(self.moves):
             self.spent += A_LOOK
@@ -249,7 +249,7 @@ class _Search:
             without_gain = min(without_gain + 1, PATIENCE) if self.best is before else 0
 
     def _moves(self) -> Iterator[tuple[int, int, int]]:
-        """(first cut, one past the last, shift) of runs of neighbouring cuts: single cuts first, then longer runs."""
+        """Yield runs of neighbouring cuts and a shift: (first cut, one past the last, shift), single cuts first."""
         for length, shift in product(range(1, self.stages), (1, -1, 2, -2)):
             for first in range(1, self.stages - length + 1):
                 yield first, first + length, shift
@@ -261,7 +261,7 @@ class _Search:
         return None
 
     def _worth_playing(self, edges: Edges, here: _Best) -> bool:
-        """False where one rank's work alone, nothing recomputed, takes as long as the step where we stand."""
+        """Return whether these cuts can win: False if one rank's work alone takes as long as the step of `here`."""
         if here.short_bytes > 0:
             return True
         done = self.work[list(edges)]

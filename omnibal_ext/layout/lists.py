@@ -36,23 +36,23 @@ from omnibal_ext.schedules.actions import WEIGHT, Action, Schedule
 from omnibal_ext.schedules.weaving import NONE
 
 RUNS = 3
-"""On the mean of all cases, with other random numbers each."""
+"""Runs on the mean of all cases, each with other random numbers."""
 SHARE_OF_MEAN = 0.7
-"""Of the work."""
+"""Share of the work that these runs get."""
 WARM, COLD = 0.2, 0.001
-"""First and last temperature, of the mean seconds of an action."""
+"""First and last temperature of these, as shares of the mean seconds of an action."""
 WARM_AGAIN = 0.01
-"""The first on all cases."""
+"""First temperature on all cases, likewise."""
 A_CHANGE, AN_ACTION, A_CASE = 3e-6, 1e-8, 2e-9
-"""Seconds of an idle core, about: of a change, of each action, and of each action in each case."""
+"""Seconds on an idle core, about: for a change, for each action, and for each action in each case."""
 MOST_ACTIONS = 8000
-"""Of a rank: longer lists have next to no bubble, and would not fit into a line of plan.json."""
+"""Actions of a rank: longer lists have next to no bubble, and would not fit into a line of plan.json."""
 
 
 def build_lists(
     problem: LayoutProblem, layout: Layout, seconds: float = 4.0, seed: int = 0, movable: bool = True
 ) -> tuple[LayoutProblem, Layout]:
-    """The problem with lists of its own, and a layout for them that is never slower than `layout`, which must fit.
+    """Return the problem with lists of its own, and a layout for them; never slower than `layout`, which must fit.
 
     The problem's schedule has W, as zb_auto's has. `seconds` of counted work. Unless `movable`, the layout stays as it
     is.
@@ -85,7 +85,7 @@ def _with_lists(problem: LayoutProblem, state: State) -> tuple[LayoutProblem, La
 
 
 def state_of(problem: LayoutProblem, layout: Layout) -> State:
-    """The problem's lists and a layout, without a tower."""
+    """Return the problem's lists and a layout as a `State`, without a tower."""
     schedule = problem.schedule
     kinds = np.array([["FBW".index(action.kind) for action in actions] for actions in schedule])
     orders = [[[(a.microbatch, a.chunk) for a in actions if a.kind == k] for k in "FB"] for actions in schedule]
@@ -102,7 +102,7 @@ def _lists(state: State) -> Schedule:
 
 
 def costs_of(problem: LayoutProblem) -> Costs:
-    """What states of the problem are judged by, without a tower."""
+    """Return the `Costs` by which states of the problem are judged, without a tower."""
     t, kinds, profile, split = problem.tables, problem.kind_ids, problem.profile, problem.program.split_backward
     work = (t.forward, t.backward - t.weight * split, t.weight)
     again, ranks, action = _cases_last(t.recompute), problem.ranks, float(profile.action_seconds)
@@ -132,14 +132,14 @@ def costs_of(problem: LayoutProblem) -> Costs:
 
 
 def of_cases(costs: Costs, choose: Callable[[Floats], Floats], replicas: int) -> Costs:
-    """Other cases, as `choose` makes them of the last axis of every table."""
+    """Return the costs with other cases: `choose` maps every table's last axis."""
     names = ("seconds", "again", "transfers", "parts", "hops")
     tables: dict[str, Any] = {name: np.ascontiguousarray(choose(getattr(costs, name))) for name in names}
     return costs._replace(**tables, replicas=replicas)
 
 
 def mean_of(costs: Costs) -> Costs:
-    """One case, the mean of all."""
+    """Return the costs with one case, the mean of all."""
     return of_cases(costs, lambda table: table.mean(axis=-1, keepdims=True), 1)
 
 

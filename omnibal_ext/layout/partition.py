@@ -1,4 +1,4 @@
-"""Where to cut the chain: the paper's three baselines, and its candidates around the profile-based anchor (BMP).
+"""Cuts of the chain: the paper's three baselines, and its candidates around the profile-based anchor (BMP).
 
 All work on one number a layer and return edges (0, ..., layers): stage s holds layers edges[s] .. edges[s + 1] - 1.
 """
@@ -20,7 +20,7 @@ NEGLIGIBLE_SPREAD = 1e-4
 
 
 def even_edges(weights: ArrayLike, stages: int) -> Edges:
-    """The paper's greedy cut: by prefix sums, as even as one pass makes it.
+    """Cut the chain as evenly as one greedy pass over prefix sums can (the paper's rule); return the edges.
 
     1. Cut s of N belongs where the sum of the layers before it is s / N of the total.
     2. From the first cut to the last, take the boundary nearest to that (ties: the earlier) among those that leave
@@ -41,7 +41,7 @@ def even_edges(weights: ArrayLike, stages: int) -> Edges:
 
 
 def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
-    """One number a layer: its parameters, 1 for a ViT or LLM layer (0 for others), or its mean forward seconds.
+    """Return one number a layer: its parameters, 1 for a ViT or LLM layer (0 for others), or its mean forward seconds.
 
     Raises UserError for "parameters" where the profile lacks them.
     """
@@ -60,7 +60,7 @@ def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
 
 
 def cut_bytes(profile: Profile) -> NDArray[np.float64]:
-    """float64 [layers]: what a cut right after each layer carries."""
+    """Return the bytes that a cut right behind each layer carries: float64 [layers]."""
     output = np.array([profile.layers[kind].output_bytes for kind in profile.chain])
     carried = output * (1 + np.array(profile.features_after))
     for kind, passing in profile.tokens_after.items():
@@ -69,7 +69,8 @@ def cut_bytes(profile: Profile) -> NDArray[np.float64]:
 
 
 def bmp_candidates(problem: LayoutProblem, radius: int, top_k: int) -> list[Edges]:
-    """The `top_k` best cuts within `radius` layers of the profile-based anchor, best first (OmniBal, section 4.2).
+    """Return the `top_k` best cuts within `radius` layers of the profile-based anchor, best first (OmniBal, section
+    4.2).
 
     score = VAR(forward time of the stages) / anchor's VAR + SUM(bytes at the cuts) / anchor's SUM. The paper ranks by
     VAR and SUM without saying how they are weighed; dividing by the anchor's makes both one at the anchor.
@@ -112,7 +113,7 @@ def bmp_candidates(problem: LayoutProblem, radius: int, top_k: int) -> list[Edge
 
 
 def spread_of(weights: ArrayLike, edges: Sequence[int]) -> float:
-    """VAR of the paper: sum over stages of (stage's sum - mean)^2."""
+    """Return the paper's VAR: sum over stages of (stage's sum - mean)^2."""
     w = np.asarray(weights, dtype=np.float64)
     sums = np.array([w[first:end].sum() for first, end in pairwise(edges)])
     return float(((sums - sums.mean()) ** 2).sum())

@@ -1,4 +1,4 @@
-"""What a layout is judged by: simulated step time on the packs, and bytes on every rank at the budgets.
+"""A layout's figures: simulated step time on the packs, and bytes on every rank at the budgets.
 
 A layout cuts the chain at `edges` and recomputes some layers of each stage, whole or cheaply:
 
@@ -39,14 +39,14 @@ class Layout:
     edges: tuple[int, ...]
     recompute: tuple[tuple[int, ...], ...]
     recompute_cheap: tuple[tuple[int, ...], ...] = ()
-    """Empty: of no stage any."""
+    """Empty: none in any stage."""
 
     def of_stage(self, stage: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of one stage: the layers recomputed whole, and those recomputed cheaply."""
+        """Return a stage's layer ids: those recomputed whole, and those recomputed cheaply."""
         return self.recompute[stage], self.recompute_cheap[stage] if self.recompute_cheap else ()
 
     def moved(self, by: int) -> "Layout":
-        """The layout with `by` added to its cuts and layer ids: for a chain with so many more links in front."""
+        """Return the layout with `by` added to its cuts and layer ids: for a chain with so many more links in front."""
         recompute, cheap = (
             tuple(tuple(layer + by for layer in ids) for ids in stages)
             for stages in (self.recompute, self.recompute_cheap)
@@ -64,11 +64,11 @@ class LayoutProblem:
     chunks: int = 1
     schedule_name: str = "1f1b"
     memory_bytes: float = float("inf")
-    """Of one rank, for weights and activations."""
+    """Bytes of one rank for weights and activations."""
     packs: PackSizes | None = None
     """[iterations, data-parallel ranks, microbatches]; None: every microbatch fills both budgets."""
     lists: Schedule | None = None
-    """Lists of actions of its own; None: those of `schedule_name`."""
+    """Lists of actions made for this problem; None: those of `schedule_name`."""
     beside: TowerBeside | None = None
     """A replicated tower, whose E and V are in `lists`; it is played on the problem's packs."""
 
@@ -90,7 +90,7 @@ class LayoutProblem:
 
     @property
     def whole_profile(self) -> Profile:
-        """Of the whole chain, the tower's links with it."""
+        """Profile of the whole chain, the tower's links included."""
         return self.beside.profile if self.beside else self.profile
 
     @property
@@ -100,24 +100,24 @@ class LayoutProblem:
 
     @property
     def stages(self) -> int:
-        """Global stages: ranks x chunks."""
+        """Number of stages on all ranks: ranks x chunks."""
         return self.ranks * self.chunks
 
     @cached_property
     def placement(self) -> Placement:
-        """Where the stages sit."""
+        """On which rank each stage is."""
         return placement_of(self.schedule_name, self.ranks, self.chunks)
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The lists of actions."""
+        """The lists of actions: `lists`, or the named schedule's."""
         if self.lists is not None:
             return self.lists
         return build_schedule(self.schedule_name, self.ranks, self.microbatches, self.chunks)
 
     @cached_property
     def program(self) -> Program:
-        """The schedule laid flat for the simulator."""
+        """The schedule in an order that the simulator can play."""
         return compile_schedule(self.schedule, self.microbatches, self.placement)
 
     @cached_property
@@ -127,7 +127,7 @@ class LayoutProblem:
 
     @cached_property
     def columns(self) -> Columns:
-        """Which kinds and options the tables have."""
+        """Kinds and options that the tables have columns of."""
         return Columns.of(self.profile)
 
     @cached_property
@@ -137,7 +137,7 @@ class LayoutProblem:
 
     @cached_property
     def tables(self) -> KindTables:
-        """Costs of every kind on every microbatch."""
+        """Costs of every kind of layer on every microbatch."""
         return kind_tables(self.profile, self.packs, self.microbatches, self.program.split_backward)
 
     @cached_property
@@ -163,8 +163,8 @@ class LayoutProblem:
         return [vectors.sum(axis=1) for vectors, *_ in self.moments]
 
     def counts(self, layout: Layout) -> tuple[Ints, Ints]:
-        """int64 [stages, columns]: layers of each kind a stage holds (and features it receives); [stages, options]:
-        those that it recomputes by each option."""
+        """Return int64 [stages, columns]: layers of each kind a stage holds (and features it receives); [stages,
+        options]: those that it recomputes by each option."""
         held = self.slices(layout.edges)
         again = np.zeros((len(held), len(self.columns.of_option)), dtype=np.int64)
         for whole, of_stages in ((True, layout.recompute), (False, layout.recompute_cheap)):
@@ -174,7 +174,7 @@ class LayoutProblem:
         return held, again
 
     def slices(self, edges: Sequence[int]) -> Ints:
-        """int64 [stages, columns]: layers of each kind that the stages between `edges` hold, features they receive."""
+        """Return int64 [stages, columns]: layers of each kind between `edges`, and features that the stages receive."""
         cuts = np.asarray(edges)
         held: Ints = np.diff(self.kind_counts[cuts], axis=0) + self.received[cuts[:-1]]
         return held
@@ -186,18 +186,18 @@ class LayoutProblem:
 
     @cached_property
     def _columns(self) -> Ints:
-        """int64 [layers, columns]: where each layer counts."""
+        """int64 [layers, columns]: 1 where a layer counts."""
         found = (self.kind_ids[:, None] == np.arange(2 * len(self.columns.kinds))).astype(np.int64)
         separate = [[kind == name for name in self.profile.layers_apart] for kind in self.profile.cost_kinds]
         return np.hstack([found, np.array(separate, dtype=np.int64)])
 
     def per_layer(self, table: Floats) -> Floats:
-        """A row of `tables` a layer: [columns, ...] -> [layers, ...]."""
+        """Spread a table over the chain: [columns, ...] -> [layers, ...]."""
         return np.tensordot(self._columns, table, 1)
 
     @cached_property
     def received(self) -> Ints:
-        """int64 [layers + 1, columns]: features that a stage receives which begins with each layer."""
+        """int64 [layers + 1, columns]: features that a stage receives if it begins with each layer."""
         found = np.zeros_like(self.kind_counts)
         links, held = np.arange(1, len(found)), len(self.columns.kinds) + self.kind_ids
         found[links, held] = self.profile.features_after
@@ -207,7 +207,7 @@ class LayoutProblem:
 
     @cached_property
     def transfers(self) -> Floats:
-        """float64 [layers, cases, microbatches]: seconds to the next stage, were the chain cut behind the layer."""
+        """float64 [layers, cases, microbatches]: seconds to the next stage if the chain is cut behind the layer."""
         latency = self.profile.transfer_latency_seconds
         features = np.array(self.profile.features_after)[:, None, None]
         carried = (self.tables.transfer[self.kind_ids] - latency) * (1 + features)
@@ -217,18 +217,18 @@ class LayoutProblem:
         return np.asarray((latency + carried) * (self.ranks > 1))
 
     def fits(self, layout: Layout) -> bool:
-        """Whether every rank's peak is within the memory."""
+        """Return whether every rank's peak is within the memory."""
         return max(self.stage_peak_bytes(layout)) <= self.memory_bytes
 
     def rank_bytes(self, rank: int, held: Ints, again: Ints) -> float:
-        """Peak bytes of a rank; counts are int64 [chunks, ...] of its stages. See `bytes_of_counts`."""
+        """Return a rank's peak bytes from int64 [chunks, ...] counts of its stages; see `bytes_of_counts`."""
         return float(self.bytes_of_counts(rank, held, again[None])[0])
 
     def bytes_of_counts(self, rank: int, held: Ints, again: Ints) -> Floats:
-        """Peak bytes of a rank for many recompute counts int64 [many, chunks, options] of its stages: float64 [many].
+        """Return a rank's peak bytes for many recompute counts int64 [many, chunks, options]: float64 [many].
 
         Overhead + weights + the worst of all moments: its microbatches x bytes kept, and in a chunk's B the layer that
-        is being run again.
+        is being recomputed.
         """
         tables = self.tables
         kept, late = held @ tables.kept - again @ tables.saved, held @ tables.late - again @ tables.saved_late
@@ -241,7 +241,7 @@ class LayoutProblem:
 
     @cached_property
     def stage_bytes(self) -> list[StageBytes]:
-        """Of every rank, if it has one stage, what says whether that fits: `bytes_of_counts` as searches ask for it."""
+        """Arrays by which compiled searches check each rank's memory if it has one stage; see `bytes_of_counts`."""
         t, room = self.tables, float(self.memory_bytes - self.profile.overhead_bytes)
         found = []
         for between, in_backward, *_ in self.moments:
@@ -252,21 +252,21 @@ class LayoutProblem:
         return found
 
     def transient(self, held: Ints, again: Ints) -> Floats:
-        """Bytes above the held ones while a stage's backward recomputes; counts [..., columns], [..., options] ->
-        float64 [...]. See `frontier.on_top`."""
+        """Return bytes above the held ones while a stage's backward recomputes; counts [..., columns], [..., options]
+        -> float64 [...]. See `frontier.on_top`."""
         t, split = self.tables, self.program.split_backward
         counts = np.moveaxis(held, -1, 0), np.moveaxis(again, -1, 0)
         return np.asarray(on_top(*counts, t.kept, t.saved, self.columns.of_option, self.columns.backward, split))
 
     def stage_peak_bytes(self, layout: Layout) -> list[float]:
-        """Peak bytes of every pipeline rank, at the budgets."""
+        """Return peak bytes of every pipeline rank, with packs that fill the budgets."""
         if self.beside:
             return replace(self, packs=None).simulate(layout).peak_bytes.tolist()
         held, again = self.counts(layout)
         return [self.rank_bytes(rank, held[mine], again[mine]) for rank, mine in enumerate(self.placement.stages_of)]
 
     def layout(self, edges: Sequence[int], again: Ints) -> Layout:
-        """The layout behind recompute counts int64 [stages, options]: of a kind, the stage's first layers are
+        """Return the layout with recompute counts int64 [stages, options]: in each stage and kind, the first layers are
         recomputed whole, and those that follow cheaply."""
         found = []
         for counts, (first, end) in zip(again.tolist(), pairwise(edges), strict=True):
@@ -283,21 +283,21 @@ class LayoutProblem:
         return Layout(tuple(edges), whole_of_stages, cheap_of_stages if any(cheap_of_stages) else ())
 
     def step_seconds(self, layout: Layout) -> float:
-        """Simulated step time: mean over iterations of the slowest data-parallel rank."""
+        """Return the simulated step time: mean over iterations of the slowest data-parallel rank."""
         held, again = self.counts(layout)
         return self.step_seconds_of_counts(held, again, layout.edges)
 
     def iteration_seconds(self, layout: Layout) -> Floats:
-        """float64 [iterations]: simulated seconds of each, of its slowest data-parallel rank."""
+        """Return the simulated seconds of each iteration's slowest data-parallel rank: float64 [iterations]."""
         held, again = self.counts(layout)
         return self._slowest(self._case_seconds(held, again, layout.edges))
 
     def step_seconds_of_counts(self, held: Ints, again: Ints, edges: Sequence[int]) -> float:
-        """`step_seconds` from int64 [stages, columns] and [stages, options] counts and the cuts."""
+        """Return `step_seconds` from int64 [stages, columns] and [stages, options] counts and the cuts."""
         return self.over_cases(self._case_seconds(held, again, edges))
 
     def _case_seconds(self, held: Ints, again: Ints, edges: Sequence[int]) -> Floats:
-        """float64 [cases]: simulated seconds of every iteration on every data-parallel rank."""
+        """Return the simulated seconds of every iteration on every data-parallel rank: float64 [cases]."""
         t, program = self.tables, self.program
         work = np.zeros((3, len(held), *t.forward.shape[1:]))
         forward, backward, weight = work.reshape(3, len(held), -1)
@@ -317,22 +317,22 @@ class LayoutProblem:
         return np.asarray((last_ends(program.rows, seconds) + step).max(axis=1))
 
     def host_seconds(self, held: Ints, again: Ints) -> Floats:
-        """float64 [3, stages]: seconds in which a host launches F, B and W; counts as `counts` gives them."""
+        """Return the seconds in which a host launches F, B and W, [3, stages]; counts as from `counts`."""
         t = self.tables
         forward = held @ t.host_forward
         backward = held @ t.host_backward + again @ (t.host_forward[self.columns.of_option] * self.columns.whole)
         return np.stack([forward, backward, np.zeros_like(forward)]) + self.profile.host_action_seconds
 
     def over_cases(self, seconds: Floats) -> float:
-        """Mean over iterations of the slowest data-parallel rank, from float64 [cases]."""
+        """Return the mean over iterations of the slowest data-parallel rank, from float64 [cases]."""
         return float(self._slowest(seconds).mean())
 
     def _slowest(self, seconds: Floats) -> Floats:
-        """Of every iteration its slowest data-parallel rank: float64 [cases] -> [iterations]."""
+        """Reduce float64 [cases] to each iteration's slowest data-parallel rank: [iterations]."""
         return np.asarray(seconds.reshape(self.cases).max(axis=1))
 
     def stage_costs(self, layout: Layout, case: int = 0) -> StageCosts:
-        """What the simulator needs, for one case (iteration x data-parallel rank)."""
+        """Return what `simulate` takes of the stages for one case (iteration x data-parallel rank)."""
         held, again = self.counts(layout)
         t = self.tables
         at = [table[:, case] for table in (t.forward, t.backward, t.recompute, t.weight, t.load)]
@@ -357,12 +357,12 @@ class LayoutProblem:
         )
 
     def simulate(self, layout: Layout, case: int = 0) -> Simulation:
-        """Play one case with timeline and bytes."""
+        """Play one case, with timeline and bytes."""
         encoding = self.beside.encoding(case) if self.beside else None
         return simulate(self.program, self.stage_costs(layout, case), encoding)
 
     def ideal_seconds(self) -> float:
-        """All needed work spread evenly over the ranks: no bubble, no recomputation, no transfer."""
+        """Return the seconds of all needed work, spread evenly over ranks: no bubble, recomputation or transfer."""
         t = self.tables
         work = self.kind_counts[-1] @ (t.forward + t.backward).sum(axis=2)
         tower = self.beside.work_seconds() if self.beside else 0.0
@@ -370,7 +370,7 @@ class LayoutProblem:
 
 
 def _maximal(moments: Ints) -> Ints:
-    """Of int64 [moments, ...] those that no other reaches in every number, each once."""
+    """Return rows of int64 [moments, ...] that no other row reaches in every number, without duplicates."""
     vectors = np.unique(moments.reshape(len(moments), -1), axis=0)
     keep = [not ((vectors >= v).all(axis=1) & (vectors > v).any(axis=1)).any() for v in vectors]
     return vectors[keep].reshape(-1, *moments.shape[1:])

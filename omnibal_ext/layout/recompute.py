@@ -1,4 +1,4 @@
-"""Which layers to recompute: the paper's rule, the fewest that fit (OmniBal, section 4.3), with the true bytes.
+"""Choice of the layers to recompute: the paper's rule, the fewest that fit (OmniBal, section 4.3), with the true bytes.
 
 On 1F1B's stage s a kept layer costs its bytes min(P - s, M) times, once for each microbatch in flight; other schedules
 and chunks have other counts, which `LayoutProblem.rank_bytes` knows.
@@ -17,14 +17,14 @@ from omnibal_ext.units import in_bytes
 
 
 def recompute_all(problem: LayoutProblem, edges: Edges) -> Layout:
-    """Every layer of the towers and the LLM recomputed. Raises UserError where even that does not fit."""
+    """Recompute every layer of the encoders and the LLM. Raises UserError where even that does not fit."""
     layout = _everything(problem, edges)
     _refuse_misfits(problem, layout)
     return layout
 
 
 def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
-    """The fewest recomputed layers with which every rank fits. Raises UserError where none do.
+    """Return the layout with the fewest recomputed layers on every rank. Raises UserError if a rank cannot fit.
 
     On each rank, one number of ViT, of LLM and of audio layers for each of its stages:
     1. Try nothing recomputed, then one layer, then two, ...; of equal totals first what saves most bytes. (With several
@@ -45,7 +45,7 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
 
 
 def _counts_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
-    """All recompute counts int64 [1, options], fewest layers first."""
+    """Yield all recompute counts int64 [1, options], fewest layers first."""
     options = np.flatnonzero(problem.columns.whole)
     saved = problem.tables.saved[options].tolist()
     numbers = product(*(range(count + 1) for count in most[0, options].tolist()))
@@ -56,7 +56,7 @@ def _counts_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Itera
 
 
 def _counts_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
-    """Recompute counts int64 [chunks, options], one more layer each time, the one that saves most bytes in flight."""
+    """Yield recompute counts int64 [chunks, options], one layer more each time: the one that saves most in flight."""
     counts = np.zeros_like(most)
     in_flight = problem.held[rank].max(axis=0)
     order = sorted(

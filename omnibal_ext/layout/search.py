@@ -1,4 +1,4 @@
-"""From a method's name to ranked layouts, and from the best of them to a plan that says what was predicted and why."""
+"""From a method's name to ranked layouts, and from the best of them to a plan with its predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +24,7 @@ RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {
     "full": recompute_all,
 }
 BUILT: dict[str, tuple[str, ...]] = {"zb_auto": (), "zb_v_auto": ("v_half", "v_min")}
-"""Schedules whose lists are built for the plan, and the other schedules that the search may also begin with."""
+"""Schedules whose lists are built for the plan, and other schedules that the search may begin with too."""
 NEAR_LIMIT = 0.97
 """A stage within this share of the slowest one's seconds, or of the memory, counts as limited by it."""
 
@@ -46,11 +46,11 @@ def find_layouts(
     top_k: int = 10,
     seconds: float = 4.0,
 ) -> list[Candidate]:
-    """Layouts of a method that fit the memory, fastest first by simulation.
+    """Find layouts of a method that fit the memory, fastest first by simulation.
 
     `recompute` is "fewest" (the paper's rule) or "full" (everything, what unbalanced training does); joint chooses what
-    to recompute itself. `seconds` limits the joint search.
-    Raises UserError for an unknown method, a rule the method cannot follow, and where no candidate fits.
+    to recompute itself. `seconds` limits the joint search. Raises UserError for an unknown method, a rule the method
+    cannot follow, and where no candidate fits.
     """
     if method not in METHODS:
         raise UserError(f"layout method {method!r} is not known; choose one of {', '.join(METHODS)}")
@@ -69,10 +69,10 @@ def find_plan(
     problem: LayoutProblem, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10,
     seconds: float = 4.0,
 ) -> tuple[LayoutProblem, list[Candidate]]:  # fmt: skip
-    """`find_layouts`; for the schedules in `BUILT` then lists for the best of them, and the layouts that fit these.
+    """Run `find_layouts`; for schedules in `BUILT`, build lists for the best layout and judge all layouts on these.
 
-    The problem that comes back has the lists; its first candidate is never slower than with those the search begins
-    with. `seconds` limit the joint search, and again the search for lists. Raises UserError as `find_layouts` does.
+    The returned problem has the lists; its first candidate is never slower than with those the search begins with.
+    `seconds` limit the joint search, and again the search for lists. Raises UserError as `find_layouts` does.
     """
     others = BUILT.get(problem.schedule_name, ())
     shape = (problem.ranks, problem.microbatches, problem.chunks)
@@ -93,7 +93,7 @@ def find_plan(
 def _fastest_start(
     starts: Sequence[LayoutProblem], method: str, options: Mapping[str, Any]
 ) -> tuple[LayoutProblem, list[Candidate]]:
-    """The problem whose best layout is fastest, and its layouts. Raises the last one's UserError if nothing fits."""
+    """Return the problem whose best layout is fastest, and its layouts. Raises the last UserError if nothing fits."""
     found: list[tuple[LayoutProblem, list[Candidate]]] = []
     for number, start in enumerate(starts):
         with suppress(*([UserError] if found or number < len(starts) - 1 else [])):
@@ -102,7 +102,7 @@ def _fastest_start(
 
 
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
-    """The joint search from where all other methods end, and from cuts that are even in whole time."""
+    """Run the joint search from where all other methods end, and from cuts that are even in whole time."""
     layouts: list[Layout] = []
     for method in METHODS[:-1]:
         with suppress(UserError):  # a method that finds nothing that fits, or lacks figures, gives no start
@@ -132,7 +132,7 @@ def judge(problem: LayoutProblem, cuts: list[Edges], recompute: str = "fewest") 
 
 
 def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) -> Plan:
-    """The plan of the first candidate; the others become its alternatives."""
+    """Make the plan of the first candidate; the others become its alternatives."""
     profile, best = problem.whole_profile, candidates[0]
     layout = best.layout.moved(problem.links_beside)
     return Plan.from_cuts(
@@ -160,7 +160,7 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
 
 
 def predictions(problem: LayoutProblem, layout: Layout) -> dict[str, Any]:
-    """What plan.json says of a layout: seconds, bytes, bubble, and what limits each stage."""
+    """Return plan.json's `predicted` for a layout: seconds, bytes, bubble, and what limits each stage."""
     plays = [problem.simulate(layout, case) for case in range(problem.cases[0] * problem.cases[1])]
     costs = [problem.stage_costs(layout, case) for case in range(len(plays))]
     forward = np.mean([c.forward.mean(axis=1) for c in costs], axis=0)
@@ -181,7 +181,8 @@ def predictions(problem: LayoutProblem, layout: Layout) -> dict[str, Any]:
 
 
 def _limits(problem: LayoutProblem, layout: Layout, seconds: Any, peaks: list[float]) -> list[str]:
-    """Per stage: "time" if its rank paces the pipeline, "memory" if it recomputes to fit, both, or "none"."""
+    """Return for each stage "time" if its rank paces the pipeline, "memory" if it recomputes to fit, or both or
+    "none"."""
     by_rank = problem.placement.by_rank(seconds)
     limits = []
     for stage, rank in enumerate(problem.placement.ranks_of):

@@ -1,4 +1,4 @@
-"""What the annealing search changes, and how long it takes: the clock that finds the order of lists as it plays them.
+"""State of the annealing search, and its step time: a clock that finds the order of lists while it plays them.
 
 Each rank goes on until it waits for another that is not so far, round and round: lists that deadlock end early. The
 loops of `schedules.clock` would have to find the order and then play it case by case: on 16 cases of 252 actions that
@@ -23,72 +23,73 @@ class State(NamedTuple):
     """Lists of all ranks, the layers of all stages, and who encodes what when."""
 
     kinds: Ints
-    """[ranks, actions] 0 F, 1 B, 2 W: the n-th of a kind is the n-th of its order. Without W, they are filled in."""
+    """[ranks, actions] 0 F, 1 B, 2 W: the n-th of a kind is the n-th of its order. W may be left out, to be filled
+    in."""
     orders: Ints
-    """[ranks, 2, 2, items] Of forwards, and of backwards, which W follow: microbatch and chunk."""
+    """[ranks, 2, 2, items] Microbatch and chunk of forwards, and of backwards; W follow the order of backwards."""
     edges: Ints
     """[stages + 1] Stage s holds layers edges[s] .. edges[s + 1] - 1."""
     again: Ints
-    """[stages, options] Layers that are recomputed, see `tables.Columns`."""
+    """[stages, options] Number of layers that are recomputed, see `tables.Columns`."""
     insertions: Ints
-    """[2, ranks, microbatches] After how many of `kinds` E and V of a tower run; `NONE`: not on this rank."""
+    """[2, ranks, microbatches] How many of `kinds` run before an E or V of a tower; `NONE`: it is not on this rank."""
 
 
 class Costs(NamedTuple):
-    """What a state is judged by. Prefix sums over the chain have [..., layers + 1, ...]."""
+    """Seconds and bytes by which a state is judged. Prefix sums over the chain have [..., layers + 1, ...]."""
 
     seconds: Floats
     """[3, layers + 1, microbatches, cases] Prefix sums of F, B and W."""
     again: Floats
-    """[options, microbatches, cases] What recomputing a layer takes."""
+    """[options, microbatches, cases] Seconds to recompute a layer."""
     transfers: Floats
-    """[layers, microbatches, cases] Carrying a layer's output."""
+    """[layers, microbatches, cases] Seconds to carry a layer's output."""
     parts: Floats
-    """[ranks, 2, microbatches, cases] Of E and V where so many ranks (less one) share a microbatch."""
+    """[ranks, 2, microbatches, cases] Seconds of E and V if row + 1 ranks share a microbatch."""
     hops: Floats
-    """[ranks, microbatches, cases] Likewise, from a rank that encodes to the first stage and back."""
+    """[ranks, microbatches, cases] Likewise, from an encoding rank to the first stage and back."""
     step: Floats
     """[layers + 1] Prefix sums of seconds once an iteration."""
     holds: Ints
     """[options, layers + 1] Prefix sums: layers of the option's kind."""
     of_option: Ints
-    """[options] The kind of each, as a column of `tables`."""
+    """[options] Each one's kind, as a column of `tables`."""
     bytes: Floats
     """[3, layers + 1] Prefix sums: fixed, kept from F to B, and from B to W."""
     received: Floats
-    """[layers + 1] Bytes kept of features that a stage receives which begins with each layer."""
+    """[layers + 1] Bytes kept of features that a stage receives if it begins with each layer."""
     saved: Floats
     """[2, options] (kept, late) bytes that recomputing a layer saves."""
     encoded: Floats
-    """[ranks] Bytes from E to V where so many ranks (less one) share a microbatch."""
+    """[ranks] Bytes from E to V if row + 1 ranks share a microbatch."""
     room: Floats
-    """[ranks] Bytes for layers and what is kept."""
+    """[ranks] Bytes for layers and activations."""
     rank_step: Floats
-    """[ranks] Seconds once an iteration, without those of layers."""
+    """[ranks] Seconds once an iteration beside those of layers."""
     ranks_of: Ints
     """[stages]"""
     stages_of: Ints
     """[ranks, chunks]"""
     offered: Ints
-    """The options to choose from."""
+    """[offered] Options to choose from."""
     action_seconds: float
     split: bool
     """Whether W are apart from B."""
     ahead: bool
-    """E are of the next iteration, and have no V."""
+    """Whether E are the next iteration's, and have no V."""
     replicas: int
     """Data-parallel ranks: so many neighbouring cases are one iteration, which ends with the last of them."""
 
 
 class Stages(NamedTuple):
-    """What the layers of a state take."""
+    """Seconds and bytes of a state's stages."""
 
     seconds: Floats
     """[3, stages, microbatches, cases]"""
     transfers: Floats
-    """[stages, microbatches, cases] Behind each stage."""
+    """[stages, microbatches, cases] From each stage to the next."""
     taken: Floats
-    """[3, stages] Bytes that F, B and W take of a microbatch; below 0: that they give back."""
+    """[3, stages] Bytes that F, B and W of a microbatch take; negative: free."""
     needs: Floats
     """[3, stages] Bytes that must be free when they begin: in B, those of the layers that are recomputed."""
     room: Floats
@@ -98,19 +99,19 @@ class Stages(NamedTuple):
 
 
 class Board(NamedTuple):
-    """Where a play is written down."""
+    """Scratch arrays of a play."""
 
     done: Ints
     """[3, stages, microbatches] Number of the last play in which F, B or W was done."""
     ends: Floats
-    """[2, stages, microbatches, cases] When F and B ended in it."""
+    """[2, stages, microbatches, cases] When F and B ended in that play."""
     kinds: Ints
-    """[ranks, actions] What was done, in its order, without E and V."""
+    """[ranks, actions] Kinds of what was done, in order, without E and V."""
 
 
 @njit(cache=True)
 def board_of(state: State, costs: Costs) -> Board:  # pragma: no cover - compiled
-    """An empty one."""
+    """Return an empty board of the right shapes."""
     stages, microbatches, cases = state.edges.size - 1, costs.again.shape[1], costs.again.shape[2]
     actions = (3 if costs.split else 2) * state.orders.shape[3]
     done, ends = np.full((3, stages, microbatches), -2), np.empty((2, stages, microbatches, cases))
@@ -119,7 +120,7 @@ def board_of(state: State, costs: Costs) -> Board:  # pragma: no cover - compile
 
 @njit(cache=True)
 def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compiled
-    """What its layers take."""
+    """Sum the costs of the state's layers by stage."""
     stages, microbatches, cases = state.edges.size - 1, costs.again.shape[1], costs.again.shape[2]
     seconds, transfers = np.empty((3, stages, microbatches, cases)), np.empty((stages, microbatches, cases))
     taken, needs = np.empty((3, stages)), np.zeros((3, stages))
@@ -153,10 +154,10 @@ def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compi
 def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer than all else)
     state: State, stages: Stages, costs: Costs, board: Board, number: int
 ) -> float:  # pragma: no cover - compiled
-    """Mean over iterations of the slowest data-parallel rank; infinite where lists deadlock or a rank lacks bytes.
+    """Return the mean over iterations of the slowest data-parallel rank; inf if lists deadlock or a rank lacks bytes.
 
     Where lists of a split backward leave out W, they are filled in: a rank does its oldest W where it would wait for
-    another rank (judged by case 0 alone), or lacks the bytes for its next action.
+    another rank (judged by case 0 alone), or lacks the bytes for its next action. `number`: of this play on the board.
     """
     kinds, orders, _, _, insertions = state  # in names of their own: tuples' arrays are counted at every use
     seconds, transfers, taken, needs, room, step = stages

@@ -1,4 +1,4 @@
-"""Choosing more than the layout: budgets, parallel sizes, microbatches and schedule, for given GPUs and global batch.
+"""Choice of more than the layout: budgets, parallel sizes, microbatches and schedule, for given GPUs and global batch.
 
 1. Every setting whose tensor x pipeline x data sizes make up the GPUs is tried, with chunks, schedules and budgets.
 2. Microbatches: as many packs as hold the global batch's samples, shared by the data-parallel ranks.
@@ -30,16 +30,16 @@ from omnibal_ext.packing.packers.budgets import further_budgets_for
 from omnibal_ext.sizes import Sizes
 
 SEARCHED, JUDGED = 6, 32
-"""Iterations that layouts and lists are searched for, and that the best is judged on at least."""
+"""Iterations on which layouts and lists are searched, and on which the best is judged, at least."""
 MOST_NOISE = 0.003
-"""More iterations are judged until the standard error of their seconds is this share of them."""
+"""Relative standard error of an iteration's mean seconds above which more iterations are judged."""
 ProfileSource = Callable[[int, int, int, int, int], Profile]
 """(vit_budget, llm_budget, tensor, data, expert parallel size) -> profile; UserError where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One point of the sweep."""
+    """Parallel sizes, schedule and budgets: one point of the sweep."""
 
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
@@ -61,7 +61,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a setting gives. Without a problem there is only the reason why not."""
+    """A setting's plan and figures; without a problem only the reason why it has no plan."""
 
     setting: Setting
     reason: str = ""
@@ -69,16 +69,16 @@ class Outcome:
     candidates: tuple[Candidate, ...] = ()
     samples_per_second: float = 0.0
     noise: float = 0.0
-    """Its relative standard error, as some iterations of an epoch's were judged."""
+    """Relative standard error of `samples_per_second`, as only some iterations of an epoch are judged."""
     step_seconds: float = 0.0
-    """Mean of these iterations."""
+    """Mean of the judged iterations."""
     judged: Workload | None = None
-    """These iterations."""
+    """The judged iterations."""
     fraction_of_ideal: float = 0.0
-    """Needed work (no padding, no recomputation) spread evenly over all ranks, over the predicted step."""
+    """Seconds of the needed work (no padding, no recomputation) spread evenly over all ranks / predicted step."""
 
     def to_record(self) -> dict[str, Any]:
-        """For scripts: the setting, its figures, and the reason where there is no plan."""
+        """Return the setting, its figures, and the reason where there is no plan, for scripts."""
         return asdict(self.setting) | {
             "num_microbatches": self.problem.microbatches if self.problem else None,
             "samples_per_second": self.samples_per_second,
@@ -98,7 +98,7 @@ def settings(
     budgets: Sequence[tuple[int, int]],
     expert_sizes: Sequence[int] = (1,),
 ) -> Iterator[Setting]:
-    """All settings that use exactly `gpus`; one pipeline rank has one chunk and one schedule.
+    """Yield all settings that use exactly `gpus`; one pipeline rank has one chunk and one schedule.
 
     Expert-parallel sizes are those that divide the tensor x data ranks of a pipeline rank.
     """
@@ -124,7 +124,7 @@ def sweep(
     seconds: float = 1.0,
     further: Budgets | None = None,
 ) -> list[Outcome]:
-    """Outcomes of all settings, most samples a second first, those that cannot be planned last.
+    """Judge all settings; return outcomes, most samples a second first, those that cannot be planned last.
 
     `global_batch` counts samples of an iteration over all data-parallel ranks; `seconds` limits each joint search;
     `further`: budgets of mel frames and the like in all settings, where `sizes` have some; by default as tokens bring.
@@ -179,7 +179,7 @@ def judge_setting(
     seconds: float = 1.0,
     recompute: str = "fewest",
 ) -> Outcome:
-    """Plan one setting. Raises UserError where it cannot be planned."""
+    """Plan one setting, and judge it on the packs. Raises UserError where it cannot be planned."""
     microbatches = corpus.iterations.shape[-1]
     shape = (point.pipeline_model_parallel_size, microbatches, point.chunks, point.schedule, memory_bytes)
     problem = LayoutProblem(profile, *shape, packs=corpus.workload(SEARCHED).packs)
@@ -198,7 +198,7 @@ def judge_setting(
 
 
 def _noise(seconds: NDArray[np.float64], of: int) -> float:
-    """Relative standard error of the mean, of some out of `of` iterations."""
+    """Return the relative standard error of the mean of `seconds`, drawn from `of` iterations; 0 for all or one."""
     count = len(seconds)
     if count in (1, of):
         return 0.0

@@ -1,10 +1,10 @@
-"""Costs of every kind of layer on every microbatch, as tables that a layout's figures are sums of.
+"""Tables of the costs of every kind of layer on every microbatch; a layout's figures are sums of their rows.
 
-A stage is a row of counts (`columns_of`): its layers of each kind; then the features that it receives together with
-the output of a layer, each of which takes as many bytes as that output until its backward; and its layers that differ
-from the first of their kind (`Profile.layers_apart`), whose column has what such a layer takes more, or less.
+A stage is a row of counts (`columns_of`): its layers of each kind; then the features that it receives together with the
+output of a layer, each of which takes as many bytes as that output until its backward; and its layers that differ from
+the first of their kind (`Profile.layers_apart`), whose column has what such a layer takes more, or less.
 
-What of a stage is recomputed is a row of counts too, one for each of `Columns.options`: a level and a kind of layer.
+What a stage recomputes is a row of counts too, one for each of `Columns.options`: a level and a kind of layer.
 
     kept < cheap (outputs of norms and of the activation function) < whole (everything but the layer's input)
 """
@@ -28,17 +28,16 @@ LEVELS = ("cheap", "whole")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which kinds and options a profile's tables have columns of."""
+    """Kinds of layers and recompute options that a profile's tables have columns of."""
 
     kinds: tuple[str, ...]
-    """The kinds of layers, by column: of all modalities up to the last one that is in the chain, or whose tokens pass
-    through it."""
+    """Kinds by column: of all modalities up to the last one that is in the chain, or whose tokens pass through it."""
     options: tuple[tuple[str, str], ...]
     """(level, kind) of what can be recomputed."""
 
     @classmethod
     def of(cls, profile: Profile) -> "Columns":
-        """Return those of a profile's chain."""
+        """Return the columns for a profile's chain."""
         there = {modality_of(kind) for kind in (*profile.chain, *profile.tokens_after)}
         kinds = [one.kinds for one in MODALITIES[: 1 + max(map(MODALITIES.index, there))]]
         layers = [layer for _, layer, _ in kinds]
@@ -51,12 +50,12 @@ class Columns:
 
     @cached_property
     def whole(self) -> NDArray[np.bool_]:
-        """[options] Which of them are whole layers."""
+        """[options] Whether an option recomputes whole layers."""
         return np.array([level == "whole" for level, _ in self.options])
 
     @cached_property
     def backward(self) -> Ints:
-        """The kinds' columns from the chain's last to its first."""
+        """[kinds] Columns from the chain's last kind to its first."""
         return np.array([self.kinds.index(kind) for kind in reversed(KINDS) if kind in self.kinds])
 
     @cached_property
@@ -69,8 +68,8 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class KindTables:
-    """Costs by column (`columns_of`), seconds float64 [columns, cases, microbatches] and bytes
-    float64 [columns]; what recomputation takes and saves by option, [options, ...]."""
+    """Costs by column (`columns_of`): seconds float64 [columns, cases, microbatches], bytes float64 [columns]; of
+    recomputation by option, [options, ...]."""
 
     forward: Floats
     backward: Floats
@@ -80,34 +79,34 @@ class KindTables:
     """Units over the budget, [columns, cases, microbatches]."""
     kept: Floats
     late: Floats
-    """Between B and W where the schedule splits the backward."""
+    """Bytes between B and W where the schedule splits the backward."""
     fixed: Floats
     step: Floats
     host_forward: Floats
     """Seconds in which a host launches a layer, [columns]."""
     host_backward: Floats
     recompute: Floats
-    """Of a kind, all levels are the same share of a forward on every microbatch."""
+    """Seconds; in one kind, all levels are the same share of a forward on every microbatch."""
     saved: Floats
-    """Of what is kept, by a layer recomputed."""
+    """Kept bytes that a recomputed layer frees."""
     saved_late: Floats
     offered: NDArray[np.bool_]
-    """[options] What the profile has figures of; whole layers always."""
+    """[options] Whether the profile has figures of an option; whole layers always."""
 
 
 def columns_of(profile: Profile) -> tuple[str, ...]:
-    """The kind in the chain that each column of the tables is of."""
+    """Return the chain's kind that each column of the tables belongs to."""
     kinds = Columns.of(profile).kinds
     return (*kinds, *kinds, *map(chain_kind, profile.layers_apart))
 
 
 def prefix_sums(per_layer: NDArray) -> NDArray:
-    """[layers, ...] -> [layers + 1, ...]: the sums before each layer, and of all."""
+    """Sum the layers before each, and all: [layers, ...] -> [layers + 1, ...]."""
     return np.concatenate([np.zeros_like(per_layer[:1]), np.cumsum(per_layer, axis=0)])
 
 
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
-    """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
+    """Build the tables for packs int64 [iterations, data-parallel ranks, microbatches]; None: all fill the budgets."""
     profile, columns = _alike(profile), Columns.of(profile)
     kinds = columns.kinds
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in kinds]
@@ -128,7 +127,8 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
 
 
 def _alike(profile: Profile) -> Profile:
-    """With the most bytes of all kinds of language layers for each: no less is promised than is held."""
+    """Return the profile with each kind of language layer charged the most bytes of any: no plan promises too
+    little."""
     kinds = ("llm", *(kind for kind in profile.layers_apart if chain_kind(kind) == "llm"))
     pair = {kind: profile.layers[kind] for kind in kinds if kind in profile.layers}
     names = ("kept_bytes", "recompute_kept_bytes", "late_bytes", "recompute_cheap_kept_bytes")
@@ -138,8 +138,8 @@ def _alike(profile: Profile) -> Profile:
 
 
 def _option(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
-    """Of recomputing a layer so: seconds over those of the whole layer, bytes saved of the kept and of the late ones,
-    whether it may be chosen. Cheap outputs may where they give back bytes."""
+    """Return, for recomputing a layer by `level`: seconds / those of the whole layer, bytes saved of the kept and of
+    the late ones, whether it is offered. Cheap outputs are if they free bytes."""
     if cost is None:
         return 0.0, 0.0, 0.0, level == "whole"
     at_once = cost.late_bytes is None
@@ -184,10 +184,10 @@ def _row(
 
 
 def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -> tuple[Floats, tuple[Floats, ...]]:
-    """What the `share` of a kind's layers that stand `apart` adds to running one of that kind again; and what one of
-    them takes more than a `plain` one: seconds, weights, its step, its host's seconds.
+    """Return what layers `apart` from a kind's `plain` ones add: mean seconds to recompute one of the kind, if a
+    `share` of them is apart; and what one apart takes more than a plain one: seconds, weights, step, host's seconds.
 
-    Running one again takes the mean of all, for counts of recomputed layers do not tell them apart.
+    Recomputing takes the mean of all, for counts of recomputed layers do not tell them apart.
     """
     more = [other - one for other, one in zip(apart, plain, strict=True)]
     alike = map(np.zeros_like, plain[3:7])  # transfers, loads, bytes kept and late
@@ -195,7 +195,7 @@ def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -
 
 
 def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Floats, ...]:
-    """A feature received with the output of a kind, whose own row is given."""
+    """Return the row of a feature received with the output of a kind, whose own row is `row`."""
     nothing, load = np.zeros_like(row[0]), row[4]
     held = profile.layers[kind].output_bytes if kind in profile.layers else 0.0
     return (*[nothing] * 4, load, *map(np.asarray, (held, *[0.0] * 5)), nothing)

@@ -1,7 +1,7 @@
 """Plans with a replicated tower: first the chain behind it as any chain, then E and V among its actions.
 
-1. Of a few choices of what is kept from E to V (all, of half of the tower's layers inputs alone, of all layers), those
-   with most bytes first: take the tower's bytes off the memory, and plan the chain behind it as any chain.
+1. For a few choices of what is kept from E to V (all; inputs alone of half, or of all, of the tower's layers), those
+   with most bytes first: subtract the tower's bytes from the memory, and plan the chain behind it as any chain.
 2. Search the ranks that encode each microbatch and the positions of E and V (`insertion_search`); what fits is
    simulated on all packs.
 3. Where ranks are short of bytes with the outputs that wait there, plan once more with so much less memory.
@@ -31,33 +31,33 @@ from omnibal_ext.units import in_bytes
 
 Planned = tuple[LayoutProblem, Candidate]
 Search = Callable[[float], tuple[Planned | None, float, int]]
-"""Positions searched for so many seconds, as `_best_insertions` gives them."""
+"""Search for positions within so many seconds, returns what `_best_insertions` does."""
 TOWER_LAYOUTS = (*LAYOUTS, "auto")
 JUDGED = 4
-"""So many that fit, the fastest on some iterations, are simulated on all."""
+"""How many that fit, the fastest on some iterations, are simulated on all."""
 TRIES = 3
-"""Each choice of what is kept is planned at most so often, each time with less memory by the bytes it was short of."""
+"""How often each choice of what is kept is planned, each time with less memory by the bytes it was short of."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept from E to V."""
+    """What a rank keeps from E to V."""
 
     recompute: tuple[int, ...]
-    """Encoders' layers of which only the input is."""
+    """Encoders' layers of which only the input is kept."""
     packs: float
-    """That a rank has room for between E and V."""
+    """Packs between E and V that a rank has room for."""
 
 
 def plan_tower(
     problem: LayoutProblem, tower: str, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10,
     seconds: float = 4.0,
 ) -> tuple[LayoutProblem, list[Candidate], dict[str, Any]]:  # fmt: skip
-    """`find_plan` of one of `TOWER_LAYOUTS`; with "auto" of the faster one.
+    """Run `find_plan` with one of `TOWER_LAYOUTS`; "auto" takes the faster.
 
-    Also what plan.json says of the choice: step seconds of each layout (or why it has no plan), those of
-    the language model alone, the tower's work left out, and the share of that throughput that the plan reaches.
-    Raises UserError where nothing fits.
+    Also returns what plan.json says of the choice: step seconds of each layout (or why it has no plan), those of the
+    language model alone, without the tower's work, and the share of that throughput that the plan reaches. Raises
+    UserError where nothing fits.
     """
     options: dict[str, Any] = {"recompute": recompute, "radius": radius, "top_k": top_k}
     if tower == "cut":
@@ -85,11 +85,11 @@ def plan_tower(
 def plan_beside(
     problem: LayoutProblem, method: str, *, layout: str = "beside", seconds: float = 4.0, **options: Any
 ) -> tuple[LayoutProblem, list[Candidate]]:
-    """The fastest plan with a replicated tower, of a `problem` whose profile is of the whole chain.
+    """Find the fastest plan with a replicated tower, for a `problem` whose profile is of the whole chain.
 
-    The problem that comes back is of the chain behind the tower (`tower_ends`), with lists and the tower; it has
-    one candidate. Raises UserError where nothing fits, as `find_plan` does, and for profiles that lack what whole
-    layers cost.
+    The returned problem is of the chain behind the tower (`tower_ends`), with lists and the tower; it has one
+    candidate. Raises UserError where nothing fits, as `find_plan` does, and for profiles that lack what whole layers
+    cost.
     """
     if layout not in (ends := tower_ends(problem.profile.chain)):
         which = " or ".join(ends)
@@ -135,7 +135,7 @@ def _kept_choices(problem: LayoutProblem, costs: TowerCosts) -> Iterator[Kept]:
 def _plan_kept(
     problem: LayoutProblem, costs: TowerCosts, kept: Kept, method: str, seconds: float, options: dict[str, Any]
 ) -> tuple[Planned, Search]:
-    """The plan that keeps so much, and the search for its insertion points."""
+    """Plan the chain with so much kept; also return the search for its insertion points."""
     profile = problem.profile
     owners = owners_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
     parts = ((0,),) * problem.microbatches
@@ -177,7 +177,7 @@ def _plan_kept(
 def _best_insertions(
     problem: LayoutProblem, language: LayoutProblem, layout: Layout, beside: TowerBeside, waiting: float, seconds: float
 ) -> tuple[Planned | None, float, int]:
-    """The fastest positions that fit, or None; the least bytes that positions are short of, and the pipeline rank."""
+    """Return the fastest positions that fit, or None; the fewest bytes that positions lack, and the rank that does."""
     fitting: list[Planned] = []
     least_short, fullest = np.inf, 0
     for insertions in searched_insertions(
@@ -197,7 +197,7 @@ def _best_insertions(
 def _with_insertions(
     problem: LayoutProblem, language: LayoutProblem, beside: TowerBeside, insertions: Ints
 ) -> LayoutProblem:
-    """The problem with these lists, its memory whole again."""
+    """Return the problem with E and V at these positions, and with all of its memory again."""
     parts = tuple(tuple(np.flatnonzero(insertions[0, :, m] != NONE).tolist()) for m in range(problem.microbatches))
     mode = "bubbles" if beside.costs.trained else "ahead"
     if mode == "bubbles" and np.array_equal(insertions, first_and_last(language.schedule, Beside(parts))):

@@ -1,4 +1,4 @@
-"""The packs a layout is judged on: some iterations of the stream that training will run."""
+"""Packs that a layout is judged on: some iterations of the stream that training will run."""
 
 import hashlib
 import tempfile
@@ -26,7 +26,7 @@ from omnibal_ext.sizes import Sizes
 
 
 def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iterations: int = 4) -> PackSizes:
-    """Iterations from the middle of equal parts of epoch 0, as int64 [iterations, data-parallel ranks, microbatches].
+    """Read iterations from the middle of equal parts of epoch 0: int64 [iterations, data-parallel ranks, microbatches].
 
     Raises UserError if the index was packed for another number of microbatches, or larger budgets than the profile's.
     """
@@ -53,17 +53,17 @@ def further_columns(names: Sequence[str]) -> dict[Size, int]:
 
 
 def _spread(of: int, count: int) -> Ints:
-    """The numbers in the middle of `count` equal parts of `of`; all where there are no more."""
+    """Return the numbers in the middle of `count` equal parts of `of`; all if there are no more."""
     parts = min(count, of)
     return ((np.arange(parts) + 0.5) * of / parts).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Some iterations of a corpus that is packed one way."""
+    """Some iterations of a packed corpus."""
 
     packs: PackSizes
-    """What the devices run, padding included: [iterations, data-parallel ranks, microbatches]."""
+    """Sizes that the devices run, padding included: [iterations, data-parallel ranks, microbatches]."""
     needed: PackSizes
     """The same packs without padding."""
     vit_budget: int
@@ -72,7 +72,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class PackedCorpus:
-    """A corpus packed one way, as training would run it."""
+    """A corpus packed as training would run it."""
 
     loads: Ints
     """[packs, 3 or more] Tiles, tokens and sum of squared lengths that the devices run, padding included; further
@@ -80,21 +80,21 @@ class PackedCorpus:
     needed: Ints
     """The same without padding."""
     samples: Ints
-    """[packs]"""
+    """[packs] How many each has."""
     iterations: Ints
-    """[iterations, data-parallel ranks, microbatches] The packs of the first epoch."""
+    """[iterations, data-parallel ranks, microbatches] Pack numbers of the first epoch."""
     vit_budget: int
     llm_budget: int
     further: Mapping[Size, int] = field(default_factory=dict)
-    """The columns of `loads` that have further sizes, such as mel frames."""
+    """Columns of `loads` that have further sizes, such as mel frames."""
 
     @property
     def mean_samples(self) -> float:
-        """Of an iteration."""
+        """Mean samples of an iteration."""
         return float(self.samples[self.iterations[self.iterations != EMPTY_PACK]].sum() / len(self.iterations))
 
     def workload(self, iterations: int) -> Workload:
-        """So many iterations, out of equal parts of the epoch; all where there are no more."""
+        """Return that many iterations, out of equal parts of the epoch; all if there are no more."""
         chosen = self.iterations[_spread(len(self.iterations), iterations)]
         packs = packs_of_loads(self.loads, chosen, further=self.further)
         needed = packs_of_loads(self.needed, chosen, further=self.further)
@@ -114,7 +114,7 @@ def pack_corpus(sizes: Sizes, options: PackOptions, make: Pack = pack, costs: Pa
 
 
 def packed_once() -> Pack:
-    """Return `pack` with a memory: what ranks and microbatches do not change is made once, the same to the bit."""
+    """Return `pack` with a cache: what ranks and microbatches do not change is made once, the same to the bit."""
     known: dict[tuple[str, bytes], PackList] = {}
 
     def make(sizes: Sizes, options: PackOptions, seed: int) -> PackList:
@@ -137,9 +137,12 @@ def packs_of_loads(
     widths: Ints | None = None,
     further: Mapping[Size, int] | None = None,
 ) -> PackSizes:
-    """Sizes of packs numbered int64 [iterations, ranks, microbatches], from loads int64 [packs, 3 or more] (tiles,
-    tokens, sum of squared lengths, in columns `further` other sizes), of wide packs those of a rank, and the tokens
-    that it sends [packs], widths [packs]; empty packs cost nothing, and are of one rank."""
+    """Return sizes of packs numbered int64 [iterations, ranks, microbatches]; empty packs cost nothing, and are of one
+    rank.
+
+    `loads` int64 [packs, 3 or more]: tiles, tokens, sum of squared lengths, in columns `further` other sizes, of a wide
+    pack a rank's; `exchanged` [packs]: tokens that a rank sends; `widths` [packs].
+    """
     empty = iterations == EMPTY_PACK
     sizes = np.where(empty[..., None], 0, loads[iterations])
     sent = None if exchanged is None else np.where(empty, 0, exchanged[iterations])
