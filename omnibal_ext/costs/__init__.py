@@ -1,1 +1,1 @@
-"""What layers cost: measured, or counted from operations."""
+"""Costs of layers: measured, or counted from operations."""

@@ -48,7 +48,7 @@ EXPOSED_REDUCTION = 0.25
 HOST_SECONDS = {LANGUAGE.kinds[1]: (1e-3, 8e-4), **dict.fromkeys((one.kinds[1] for one in ENCODED), (7e-4, 6e-4))}
 """Host seconds to launch a layer's (forward, backward): benchmarks/host.py, on one core of a shared server."""
 HOST_SECONDS_OF_ADAPTERS = 1.6e-4
-"""The same for the adapter of one matrix, forward or backward: nine launches in all, at a layer's rate."""
+"""Host seconds to launch the adapter of one matrix, forward or backward: nine launches in all, at a layer's rate."""
 BACKWARD_ATTENTION = 2.5
 """Ratio of attention's backward to forward operations (FlashAttention-2)."""
 
@@ -69,7 +69,7 @@ class _Ranks:
         return weights * self.states.on_a_rank(alike if self.distributed_optimizer else 1)
 
     def weights(self, work: Work) -> tuple[tuple[float, float], ...]:
-        """((weights on a rank, ranks with the same weights) of all but the experts, the same of the experts)."""
+        """Return ((weights on a rank, ranks with the same weights) of all but the experts, the same of the experts)."""
         others, experts = work.parameters - work.expert_parameters, work.expert_parameters
         shares, alike = expert_shares(self.tensor, self.data, self.experts)
         return (others / work.shares(self.tensor), self.data), (experts / shares, alike)
@@ -132,8 +132,7 @@ def analytic_profile(
     attention: str = "",
     states: WeightBytes = WeightBytes(),  # noqa: B008 (a value)
 ) -> Profile:
-    """Return the profile of a model on a100, h100 or h200, for packs of these `budgets`; of a size that is not given,
-    1.
+    """Return the profile of a model on a100, h100 or h200 for packs of these `budgets` (by default 1 of each size).
 
     `measured` (`measured_device`) replaces the efficiencies stated here. Seconds at the budgets are those of a pack of
     one sample; the fits price others. `replica_ranks` (pipeline x tensor-parallel) above 0 adds the costs of a
@@ -283,7 +282,7 @@ def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
 
 
 def _link_seconds(work: Work, gpu: Device, ranks: _Ranks) -> float:
-    """Seconds of communication between tensor- and expert-parallel ranks, forward or backward."""
+    """Return seconds of communication between tensor- and expert-parallel ranks, forward or backward."""
     t, e = ranks.tensor, ranks.experts
     node, network = gpu.node_bandwidth * gpu.bandwidth_efficiency, gpu.network_bandwidth * gpu.bandwidth_efficiency
     stream, routed = work.tokens * work.width * BYTES, work.tokens * work.routed * BYTES
@@ -294,7 +293,7 @@ def _link_seconds(work: Work, gpu: Device, ranks: _Ranks) -> float:
 
 
 def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) -> LayerCost:
-    """Return the cost of a layer in another mode; `cost` is that of a trained one, with `weights` on a rank."""
+    """Return the cost of a layer in another gradient mode; `cost` is a trained layer's, with `weights` on a rank."""
     if mode == "trained":
         return cost
     matrices = cost.weight_gradient_seconds or 0.0
@@ -330,7 +329,8 @@ def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device,
 
 
 def _step_seconds(weights: float, alike: float, gpu: Device, ranks: _Ranks) -> float:
-    """Seconds to reduce gradients (4 bytes a weight), gather weights (2), both mostly overlapped, and step (40 moved).
+    """Return seconds to reduce gradients (4 bytes a weight) and gather weights (2), mostly overlapped, and step (40
+    moved).
 
     `alike`: ranks with the same weights.
     """

@@ -1,4 +1,4 @@
-"""Corrects a profile by what a run measured: the seconds of each part of the model are scaled by measured / profile."""
+"""Correction of a profile by what a run measured: each part's seconds are scaled by measured / profile."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -54,12 +54,12 @@ def corrected(profile: Profile, compared: Collection[Compared], by: Mapping[str,
 
 
 def _of(compared: Collection[Compared], part: str) -> dict[str, tuple[float, float]]:
-    """(profile seconds, measured seconds) of a part, by phase."""
+    """Return (profile seconds, measured seconds) of a part, by phase."""
     return {one.phase: (one.profile_seconds, one.measured_seconds) for one in compared if one.part == part}
 
 
 def _of_passes(phases: dict[str, tuple[float, float]]) -> tuple[float, float]:
-    """The factors of a part's forwards and backwards."""
+    """Return the factors of a part's forwards and backwards, from seconds by phase."""
     forward = _ratio([phases.get("forward", (0.0, 0.0))])
     again = forward * phases.get("recompute", (0.0, 0.0))[0]
     planned = sum(phases[phase][0] for phase in phases if phase not in ("forward", "recompute"))

@@ -32,11 +32,11 @@ class ModelOperations:
     """Forward and backward operations of a step."""
 
     units: Mapping[Size, float]
-    """Per tile, token, mel frame; of sounds of whole chunks."""
+    """Operations per tile, token, mel frame (as part of a whole chunk of sound)."""
     square: float
-    """Times a sample's length squared."""
+    """Operations per squared token of a sample's length."""
     counted: float
-    """Per token with a label."""
+    """Operations per token with a label."""
 
     @classmethod
     def of(

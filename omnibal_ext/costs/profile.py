@@ -90,9 +90,9 @@ class LayerCost:
     recompute_cheap_kept_bytes: float | None = None
     """Saved for the backward with cheap recomputation."""
     weight_gradient_seconds: float | None = None
-    """Of W in zero-bubble schedules; None: half of `backward_seconds`."""
+    """Seconds of W in zero-bubble schedules; None: half of `backward_seconds`."""
     split_backward_seconds: float | None = None
-    """Of B and W together in zero-bubble schedules; None: `backward_seconds`."""
+    """Seconds of B and W together in zero-bubble schedules; None: `backward_seconds`."""
     late_bytes: float | None = None
     """Held from B to W: inputs and output gradients of linear layers, recomputed or not; None: as much as before B."""
     empty_seconds: float = 0.0
@@ -100,7 +100,7 @@ class LayerCost:
     host_forward_seconds: float = 0.0
     """Host seconds to launch a forward's kernels, whatever the pack; 0 on a CPU."""
     host_backward_seconds: float = 0.0
-    """The same for a backward."""
+    """Host seconds to launch a backward's kernels."""
     step_seconds: float = 0.0
     """Data-parallel reduction and optimizer step, once an iteration."""
     exchange_seconds: float = 0.0
@@ -136,10 +136,10 @@ class PackSizes:
     widths: NDArray[np.int64] | None = None
     """Ranks that run each pack; None: one."""
     more: Mapping[Size, NDArray[np.int64]] = field(default_factory=dict)
-    """Further sizes, such as mel frames; of one that is not there packs have nothing."""
+    """Further sizes, such as mel frames; missing ones are 0."""
 
     def of(self, size: Size) -> NDArray[np.int64]:
-        """Return one of the packs' sizes."""
+        """Return one of the packs' sizes; zeros if they do not have it."""
         sizes = {VISION.size: self.tiles, LANGUAGE.size: self.tokens, **self.more}
         return sizes[size] if size in sizes else np.zeros_like(self.tokens)
 
@@ -153,7 +153,7 @@ class Profile:
     chain: tuple[str, ...]
     layers: dict[str, LayerCost]
     budgets: Budgets
-    """Of each modality in the model: at least 1."""
+    """Budget by size of each modality in the model: at least 1."""
     parameters: dict[str, int] = field(default_factory=dict)
     """Parameters of one layer of each kind, unsharded; for parameter-based cuts and copies of a tower."""
     tensor_model_parallel_size: int = 1
@@ -175,25 +175,25 @@ class Profile:
     device: str = ""
     dtype: str = ""
     transfer_seconds_per_byte: float = 0.0
-    """Of transfers between neighbouring pipeline ranks."""
+    """Between neighbouring pipeline ranks."""
     transfer_latency_seconds: float = 0.0
     overhead_bytes: float = 0.0
-    """On every rank, whatever layers it holds: driver context, communication buffers."""
+    """Bytes on every rank, whatever layers it holds: driver context, communication buffers."""
     action_seconds: float = 0.0
     """Added to each forward and each backward of a stage: executor and wrappers."""
     host_action_seconds: float = 0.0
-    """Host seconds to launch these."""
+    """Host seconds to launch an action's executor and wrappers."""
     iteration_seconds: float = 0.0
-    """Once an iteration on every rank, in addition to the layers' `step_seconds`."""
+    """Seconds once an iteration on every rank, in addition to the layers' `step_seconds`."""
     measured_with: dict[str, Any] = field(default_factory=dict)
-    """Hardware, software and settings: the same ones need not be measured again. Empty in analytic profiles."""
+    """Hardware, software and settings: with the same ones a profile is reused. Empty in analytic profiles."""
     whole_layers: dict[str, LayerCost] = field(default_factory=dict)
-    """Costs of unsharded tower layers, for a replicated tower with tensor parallelism. Empty: unknown, or at
-    tensor-parallel size 1 those of `layers`."""
+    """Costs of unsharded tower layers, for a replicated tower with tensor parallelism. Empty: unknown, or `layers` have
+    them (tensor-parallel size 1)."""
     image_tiles: float = 0.0
     """Tiles (or patches) of an image that one rank must encode; 0: one tile."""
     replica_seconds_per_byte: float = 0.0
-    """Of transfers between any ranks of a replica; 0: `transfer_seconds_per_byte`."""
+    """Between any ranks of a replica; 0: `transfer_seconds_per_byte`."""
     corrected_by: dict[str, Any] = field(default_factory=dict)
     """The run whose measurements corrected this profile (`costs.corrected`): its folder, iterations, and the hash of
     its plan's profile. Empty: none."""
@@ -214,7 +214,7 @@ class Profile:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Profile":
-        """The profile in a decoded profile.json. Raises UserError for missing fields or another schema version."""
+        """Read the profile in a decoded profile.json. Raises UserError for missing fields or another schema version."""
         check_version(record, SCHEMA_VERSION, "profile again")
         PROFILE("", record)
         known = {field.name for field in dataclasses.fields(cls)} - {"budgets", "trained"} | {FIELD, *ELSEWHERE}
@@ -230,7 +230,7 @@ class Profile:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All its fields under the names that a file has them."""
+        """All fields under their names in a file."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
         apart = {kind: list(layers) for kind, layers in self.layers_apart.items()}
         budgets = {one.size: self.budget(one.size) for one in MODALITIES}
@@ -248,7 +248,7 @@ class Profile:
 
     @property
     def hash(self) -> str:
-        """16 hexadecimal digits, of all fields except `notes`."""
+        """16 hexadecimal digits that all fields except `notes` determine."""
         record = {name: value for name, value in self.to_record().items() if name != "notes"}
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -286,8 +286,8 @@ class Profile:
 
     @property
     def tokens_after(self) -> dict[str, tuple[int, ...]]:
-        """By last link of an encoder whose tokens or rows pass by encoders behind it: whether they do so with every
-        layer's output, 0 or 1, as many bytes as the link's output has."""
+        """Last link of an encoder whose tokens or rows pass by later encoders -> for every layer, 1 if they travel with
+        its output, else 0; they take as many bytes as the link's output."""
         found, links = dict[str, tuple[int, ...]](), range(1, len(self.chain) + 1)
         for one in encoder_extras(self.chain, self._encoders, 1):
             if one.counted:
@@ -296,7 +296,8 @@ class Profile:
         return found
 
     def streams(self, size: Size) -> int:
-        """Return how many tensors of tokens the encoder of a size gives: one, and features that are added later."""
+        """Return how many tensors the encoder of a size gives for its tokens: one, and features that are added
+        later."""
         return next((features for one, features in self._encoders.items() if one.size == size), Features()).streams
 
     @property
@@ -356,7 +357,8 @@ class Profile:
         return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs, cost.empty_seconds)
 
     def exchange_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
-        """Return the seconds in which a team exchanges heads in a layer's forward; the backward takes as many."""
+        """Return the seconds of a team's exchange of heads in a layer's forward, by pack; the backward takes as
+        many."""
         cost, sent = self.layers[kind], np.zeros(packs.tokens.shape) if packs.exchanged is None else packs.exchanged
         copies = 1.0 if packs.widths is None else np.maximum(1, packs.widths / (cost.exchange_groups or np.inf))
         return np.asarray(sent * (cost.exchange_seconds + (copies - 1) * cost.exchange_key_seconds))

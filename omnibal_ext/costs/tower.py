@@ -22,16 +22,16 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import ENCODED, VISION, Size
 
 SUM_BYTES = 4
-"""Per parameter, in fp32."""
+"""Bytes of a gradient sum per parameter: fp32."""
 Load = Mapping[Size, Floats]
 """The sizes of packs, or of parts of them, that the tower's encoders take: arrays of one shape."""
 LAST = {one.size: one.kinds[-1] for one in ENCODED}
-"""By size, the link whose output is the encoder's."""
+"""Size -> the kind of link whose output is the encoder's."""
 
 
 @dataclass(frozen=True)
 class TowerCosts:
-    """Costs of the chain's links before one, from a profile at tensor-parallel size 1."""
+    """Costs of a chain's first `links`, from a profile at tensor-parallel size 1."""
 
     profile: Profile
     links: int
@@ -39,8 +39,8 @@ class TowerCosts:
 
     @classmethod
     def of(cls, profile: Profile, links: int) -> "TowerCosts":
-        """Of the first `links`, from a profile at any tensor-parallel size. Raises UserError if it lacks costs of
-        unsharded layers."""
+        """Make the costs of the first `links` from a profile at any tensor-parallel size. Raises UserError if it lacks
+        costs of unsharded layers."""
         missing = [kind for kind in profile.cost_kinds[:links] if kind not in profile.whole_layers]
         if profile.tensor_model_parallel_size == 1:
             return cls(profile, links)
@@ -54,7 +54,7 @@ class TowerCosts:
 
     @cached_property
     def budgets(self) -> dict[Size, float]:
-        """Of a pack, for each size that the tower's encoders take."""
+        """Budget of each size that the tower's encoders take."""
         return {size: float(self.profile.budget(size)) for size in sizes_of(self.kinds)}
 
     @property
@@ -69,28 +69,28 @@ class TowerCosts:
 
     @property
     def full_pack(self) -> Load:
-        """Both budgets."""
+        """Load of a pack that fills all budgets."""
         return {size: np.array(budget) for size, budget in self.budgets.items()}
 
     def units(self, load: Load) -> Floats:
-        """Return about how many units packs have, elementwise: an image, or the sounds of a sample, is encoded in one
+        """Return about how many images and sounds packs have, elementwise: each is encoded on one rank, in one
         piece."""
         sizes = {one.size: float(one.typical) for one in ENCODED}
         sizes[VISION.size] = self.profile.image_tiles or sizes[VISION.size]
         return np.maximum(1.0, sum(np.round(load[size] / sizes[size]) for size in load))
 
     def total(self, figure: Callable[[Size], float], load: Load) -> Floats:
-        """Return a figure per unit times the load's, summed over its sizes, elementwise."""
+        """Return a figure per tile or frame times the load's, summed over its sizes, elementwise."""
         return np.asarray(sum(figure(size) * amount for size, amount in load.items()))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Keys of its links' costs in the profile's `layers`."""
+        """Keys in the profile's `layers`, one for each link of the tower."""
         return self.profile.cost_kinds[: self.links]
 
     @cached_property
     def trained(self) -> bool:
-        """Whether it has a backward pass."""
+        """Whether the tower has a backward."""
         return self.profile.mode(self.kinds[-1]) != "idle"
 
     def forward(self, load: Load) -> Floats:
@@ -98,7 +98,7 @@ class TowerCosts:
         return self._seconds(load, self.kinds, backward=False)
 
     def backward(self, load: Load, recompute: tuple[int, ...] = ()) -> Floats:
-        """Return backward seconds with recomputation of the links `recompute`."""
+        """Return the backward seconds of all links, with recomputation of the links `recompute`, elementwise."""
         rerun = tuple(self.kinds[link] for link in recompute)
         return self._seconds(load, self.kinds, backward=True) + self._seconds(load, rerun, backward=False)
 
@@ -113,7 +113,7 @@ class TowerCosts:
         return seconds
 
     def kept_bytes(self, size: Size, recompute: tuple[int, ...] = ()) -> float:
-        """Bytes kept per tile or frame between its forward (E) and backward (V); `recompute` as of `backward`."""
+        """Return bytes kept per tile or frame from its E to its V; `recompute` as in `backward`."""
         if not self.trained:
             return 0.0
         costs = [(link, self._cost(kind)) for link, kind in enumerate(self.kinds) if size_of(kind) == size]
@@ -121,16 +121,16 @@ class TowerCosts:
         return kept / self.budgets[size]
 
     def working_bytes(self, size: Size, recompute: tuple[int, ...] = ()) -> float:
-        """More bytes per tile or frame during V: recomputed activations of its encoder's largest link."""
+        """Return peak extra bytes per tile or frame during V: recomputed activations of the encoder's largest link."""
         mine = (self.kinds[link] for link in recompute if self.trained and size_of(self.kinds[link]) == size)
         return max((self._cost(kind).saved_bytes for kind in mine), default=0.0) / self.budgets[size]
 
     def output_bytes(self, size: Size) -> float:
-        """Bytes per tile or frame that the stages get, features included; the gradient has as many."""
+        """Return bytes per tile or frame that the stages get, features included; the gradient has as many."""
         return self._cost(LAST[size]).output_bytes * self.profile.streams(size) / self.budgets[size]
 
     def transfer_seconds(self, load: Load) -> Floats:
-        """Seconds that the output of a load takes to the stages, latency left out, elementwise."""
+        """Return the seconds in which the output of a load reaches the stages, without latency, elementwise."""
         return self.total(lambda size: self.profile.transfer_seconds_per_byte * self.output_bytes(size), load)
 
     @property
@@ -140,7 +140,7 @@ class TowerCosts:
 
     @cached_property
     def parameters(self) -> tuple[int, ...]:
-        """Parameters of every link. Raises UserError if the profile has none."""
+        """Number of parameters of every link. Raises UserError if the profile lacks them."""
         of_kind = self.profile.parameters
         missing = [kind for kind in self.kinds if chain_kind(kind) not in of_kind and kind not in of_kind]
         if missing:
@@ -151,22 +151,22 @@ class TowerCosts:
 
     @property
     def copy_bytes(self) -> float:
-        """Bytes on a rank of working copies and gradient sums."""
+        """Bytes of working copies and gradient sums on a rank."""
         weights = 4 if self.profile.dtype == "fp32" else 2
         return float(sum(self.parameters) * (weights + SUM_BYTES * self.trained))
 
     @property
     def exchange_seconds(self) -> float:
-        """Of the step, once an iteration; 0 for a frozen tower, which is copied once a run."""
+        """Seconds once an iteration to exchange copies and sums; 0 for a frozen tower, which is copied once a run."""
         seconds_per_byte = self.profile.replica_seconds_per_byte or self.profile.transfer_seconds_per_byte
         return self.copy_bytes * seconds_per_byte * self.trained
 
     def owner_bytes(self) -> list[float]:
-        """Bytes of every link on its owner: weights and, if trained, gradients and optimizer state."""
+        """Return the bytes of every link on its owner: weights and, if trained, gradients and optimizer state."""
         return [self._cost(kind).weight_bytes for kind in self.kinds]
 
     def owner_seconds(self) -> list[float]:
-        """Step seconds of every link on its owner, once an iteration."""
+        """Return the step seconds of every link on its owner, once an iteration."""
         return [self._cost(kind).step_seconds for kind in self.kinds]
 
     def _cost(self, kind: str) -> LayerCost:

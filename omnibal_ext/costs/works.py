@@ -1,4 +1,4 @@
-"""Counts the work of layers from a model's shapes: operations, memory traffic, bytes kept.
+"""Work of layers, counted from a model's shapes: operations, memory traffic, bytes kept.
 
 For n tokens of width h on one of t tensor-parallel ranks with sequence parallelism:
 
@@ -31,11 +31,11 @@ from omnibal_ext.modalities.work import BYTES, Work
 
 
 def layer_works(architecture: Architecture, units: Mapping[Size, int], t: int, e: int = 1) -> dict[str, Work]:
-    """Return the work of one layer of each kind, by its key in `Profile.layers`, on a pack of so many `units`; of a
-    size that is not given, 1.
+    """Return the work of one layer of each kind, by its key in `Profile.layers`, on a pack of `units` by size (default:
+    1).
 
-    Of all `t` tensor-parallel ranks together, with sequence parallelism. Experts are sharded over these ranks, or for
-    `e` above 1 whole experts are distributed over `e` ranks, to which tokens are sent.
+    It is that of all `t` tensor-parallel ranks together, with sequence parallelism. Experts are sharded over these
+    ranks, or for `e` above 1 whole experts are distributed over `e` ranks, to which tokens are sent.
 
     Heads that `t` does not divide are padded with zeros. If `t` does not divide the ViT's tokens, the attention's
     output is kept once more, padded.
@@ -56,9 +56,9 @@ class AdaptersWork:
     weights: float
     """Parameters of the adapters."""
     operations: float
-    """Of the forward; each of the two gradients takes as many."""
+    """Operations of the forward; each of the two gradients takes as many."""
     forward_bytes: float
-    """Read and written, apart from the adapters' own products."""
+    """Bytes read and written, apart from the adapters' own products."""
     backward_bytes: float
     kept: float
     """Bytes saved for the backward, minus those that the frozen layer no longer saves (`Work.for_weights`)."""
@@ -67,7 +67,7 @@ class AdaptersWork:
 def adapters_works(
     architecture: Architecture, adapters: Adapters, works: Mapping[str, Work], t: int
 ) -> dict[str, AdaptersWork]:
-    """Return the adapters' costs of one layer of each kind that has some, on one of `t` tensor-parallel ranks."""
+    """Return the adapters' work in one layer of each kind that has some, on one of `t` tensor-parallel ranks."""
     matrices, numbers, found = adapted_matrices(architecture), adapter_parameters(architecture, adapters, t), {}
     for kind, number in numbers.items():
         work = works[kind]
