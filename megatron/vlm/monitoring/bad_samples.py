@@ -36,11 +36,11 @@ class Hosts:
 
     @cached_property
     def group(self) -> dist.ProcessGroup | None:
-        """All ranks; created on first use, which every rank must reach together."""
+        """Process group of all ranks; created on first use, which every rank must reach together."""
         return platform.host_group(timedelta(minutes=get_args().distributed_timeout_minutes))
 
     def any(self, flag: bool) -> bool:
-        """Whether `flag` is set on any rank; collective."""
+        """Return whether `flag` is set on any rank; collective."""
         together = torch.tensor([float(flag)])
         dist.all_reduce(together, group=self.group)
         return together.item() > 0
@@ -53,16 +53,16 @@ class BadSamples:
     data: str
     limit: int
     known: dict[int, str] = field(default_factory=dict)
-    """Reason by sample number; the same on all ranks."""
+    """Reason by number of each bad sample; the same on all ranks."""
     found: dict[int, str] = field(default_factory=dict)
-    """The same, for samples that this rank found in this iteration and the others do not know yet."""
+    """Reason by number of those that this rank found in this iteration and the others do not know yet."""
 
     def note(self, batch: Microbatch) -> None:
         """Note the samples of a microbatch that have placeholder images."""
         self.found |= {sample: why for sample, why in batch.broken if sample not in self.known}
 
     def without_known(self, batch: Microbatch) -> Microbatch:
-        """The microbatch with loss weight 0 for the known bad samples."""
+        """Return the microbatch with loss weight 0 for the known bad samples."""
         segments = [number for number, sample in enumerate(batch.sample_ids) if sample in self.known]
         if segments and batch.targets is not None:
             rows = torch.tensor(segments, device=batch.targets.device)
@@ -94,7 +94,7 @@ class BadSteps:
     """Optimizer steps that are skipped because a loss or a gradient was not finite."""
 
     def __init__(self, limit: int, hosts: Hosts) -> None:
-        """limit: most skipped steps in a row; one more ends the run."""
+        """Count skipped steps; more than `limit` in a row end the run."""
         self.limit, self.hosts = limit, hosts
         self.in_a_row = self.total = self.iteration = 0
         """`total` includes steps skipped to lower the loss scale, which are normal."""

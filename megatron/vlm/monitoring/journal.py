@@ -1,4 +1,4 @@
-"""Writes a run's metrics: a log line, a line of metrics.jsonl, and TensorBoard and W&B through Megatron's writers."""
+"""Output of a run's metrics: a log line, a line of metrics.jsonl, TensorBoard and W&B through Megatron's writers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +26,7 @@ TOLERANCE = 0.05
 
 
 class Journal:
-    """Writes what the meters report, on the last rank, as Megatron does with its own metrics."""
+    """A writer of what the meters report, on the last rank, as Megatron does with its own metrics."""
 
     def __init__(self, metrics_file: str | None) -> None:
         self.metrics = JsonLines(Path(metrics_file)) if metrics_file else None
@@ -77,7 +77,7 @@ def write_curves(iteration: int, curves: Mapping[str, float]) -> None:
 
 
 def survive_write_errors() -> None:
-    """If a TensorBoard writer fails (disk full), warn once and write no more with it; training goes on.
+    """Make TensorBoard writers that fail (disk full) warn once and write no more; training goes on.
 
     A record after an incomplete one could not be read.
     """
@@ -103,7 +103,7 @@ def _dropped_on_error(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def training_line(iteration: int, report: Mapping[str, Any]) -> str:
-    """The log line of an interval."""
+    """Return the log line of an interval."""
     there = (one for one in FURTHER if one.dist_ratio in report)
     further = "".join(f"{one.name} {report[one.dist_ratio]:.4f} " for one in there)
     return (
@@ -116,7 +116,7 @@ def training_line(iteration: int, report: Mapping[str, Any]) -> str:
 
 
 def profile_lines(iterations: Sequence[int], compared: Sequence[Compared], other: str = "") -> Iterator[str]:
-    """Log lines: profiled and measured seconds by part of the model, and advice if the step differs too much.
+    """Yield log lines: profiled and measured seconds by part of the model, and advice if the step differs too much.
 
     other: the device of a profile that is not of this one; then percents of the step are compared.
     """
@@ -142,7 +142,7 @@ def profile_lines(iterations: Sequence[int], compared: Sequence[Compared], other
 
 
 def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:
-    """The log line of an evaluation, with losses by source if there are several."""
+    """Return the log line of an evaluation, with losses by source if there are several."""
     losses = report["source_losses"]
     sources = "".join(f" {name} {loss:.4f} |" for name, loss in losses.items()) if len(losses) > 1 else ""
     found = f"loss {loss_text(report['loss'], 6)} | {report['samples']:,} samples |"
@@ -150,7 +150,7 @@ def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:
 
 
 def _operation(report: Mapping[str, Any]) -> str:
-    """The bubble, and the counts of bad samples and skipped steps if any."""
+    """Return the bubble, and the counts of bad samples and skipped steps if any, for a log line."""
     words = f" bubble {report['bubble']:.1%} |" if "bubble" in report else ""
     for name in ("replaced_samples", "skipped_steps"):
         words += f" {name.replace('_', ' ')} {report[name]} |" if report.get(name) else ""
@@ -158,6 +158,6 @@ def _operation(report: Mapping[str, Any]) -> str:
 
 
 def _throughput(report: Mapping[str, Any]) -> str:
-    """Model FLOP/s of each device, and MFU if the device's peak is known."""
+    """Return FLOP/s of each device, and MFU if the device's peak is known, as part of a log line."""
     share = f", MFU {report['mfu']:.1%}" if "mfu" in report else ""
     return f" {report['model_tflops']:,.4g} TFLOP/s a device{share} |" if "model_tflops" in report else ""

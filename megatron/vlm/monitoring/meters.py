@@ -30,7 +30,7 @@ class Throughput:
     """FLOP/s of one device; None if unknown, then no MFU is reported."""
 
     def of(self, sizes: Tensor, seconds: float) -> dict[str, float]:
-        """`model_tflops` of a device, and `mfu` if its peak is known; sizes as from `gather`."""
+        """Return `model_tflops` of a device, and `mfu` if its peak is known; sizes as from `gather`."""
         totals = dict(zip(SIZES, sizes.sum(dim=(0, 1)).tolist(), strict=True))
         useful = totals | {LANGUAGE.size: totals["useful_tokens"]}
         rate = self.operations.total(useful, totals["useful_squares"], totals["counted"]) / seconds / self.devices
@@ -46,7 +46,7 @@ class Tally:
         """[sources, 2] weighted sum of the losses and sum of the weights of each source's tokens."""
 
     def copy(self) -> "Tally":
-        """A copy of the sums, to restore if the iteration is rerun."""
+        """Copy the sums, to restore them if the iteration is rerun."""
         other = Tally(len(self.losses))
         other.sizes, other.losses = list(self.sizes), self.losses.clone()
         return other
@@ -62,10 +62,10 @@ class Tally:
 
 
 class TrainingMeter:
-    """Reports the training iterations of every `interval`.
+    """A meter that reports training after every `interval` iterations.
 
-    Runs on the last pipeline stage, which sees every pack and its losses. The host waits for the device, and ranks for
-    each other, only at a report. Of an iteration that is rerun (Megatron's rerun machine) only the last run counts.
+    It runs on the last pipeline stage, which sees every pack and its losses. The host waits for the device, and ranks
+    for each other, only at a report. Of an iteration that is rerun (Megatron's rerun machine) only the last run counts.
     """
 
     def __init__(self, sources: Sequence[str], interval: int, journal: Journal, pace: Throughput | None = None) -> None:
@@ -75,7 +75,7 @@ class TrainingMeter:
         self.start(None, 0, 1.0)
 
     def start(self, iterations: int | None, consumed_samples: int, samples_per_epoch: float) -> None:
-        """Training begins, or resumes after `consumed_samples`; `iterations` is its total."""
+        """Start as training begins, or resumes after `consumed_samples`; `iterations` is its total."""
         self.iterations = iterations
         self.consumed_samples, self.samples_per_epoch = consumed_samples, samples_per_epoch
         self.started = time.perf_counter()
@@ -89,7 +89,7 @@ class TrainingMeter:
         self.tally = Tally(len(self.sources))
 
     def ends_interval(self, iteration: int) -> bool:
-        """Whether an interval, or training, ends with an iteration."""
+        """Return whether an interval, or training, ends with an iteration."""
         return iteration % self.interval == 0 or iteration == self.iterations
 
     def end_iteration(self, iteration: int, **more: Any) -> None:
@@ -115,7 +115,7 @@ class TrainingMeter:
 
 
 class EvaluationMeter:
-    """Reports an evaluation: the exact mean loss over all counted tokens of the held-out packs."""
+    """A meter that reports an evaluation: the exact mean loss over all counted tokens of the held-out packs."""
 
     def __init__(self, sources: Sequence[str], iterations: int, journal: Journal) -> None:
         self.sources, self.iterations, self.journal = tuple(sources), iterations, journal
@@ -129,7 +129,7 @@ class EvaluationMeter:
             self.started = time.perf_counter()
 
     def end_iteration(self) -> bool:
-        """Whether the pass is complete; the next iteration then begins a new one."""
+        """Count an iteration; return whether the pass is complete, so that the next iteration begins a new one."""
         self.done = (self.done + 1) % self.iterations
         return self.done == 0
 
@@ -162,7 +162,7 @@ def all_gathered(mine: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequence[str]) -> dict[str, Any]:
-    """Rates, padding and DistRatios (OmniBal, section 3) of an interval.
+    """Return rates, padding and DistRatios (OmniBal, section 3) of an interval of `seconds`.
 
     sizes [ranks, iterations, sizes], see `SIZES`; losses [sources, 2] summed over all ranks.
     """
@@ -182,7 +182,7 @@ def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequ
 
 
 def mean_losses(losses: Tensor, sources: Sequence[str]) -> dict[str, Any]:
-    """Mean loss over all counted tokens, and of each source that has any; losses [sources, 2].
+    """Return the mean loss over all counted tokens, and of each source that has any; losses [sources, 2].
 
     `loss` is None if no token counts, as when every step was skipped.
     """
@@ -195,7 +195,7 @@ def mean_losses(losses: Tensor, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def _dist_ratio(work: Tensor) -> float:
-    """Mean over iterations of sum_i (T_max - T_i) / (T_max N); work [ranks, iterations]."""
+    """Return the mean over iterations of sum_i (T_max - T_i) / (T_max N); work [ranks, iterations]."""
     most = work.max(dim=0).values
     waiting = ((most - work) / most.clamp(min=1)).mean(dim=0)
     return waiting.mean().item()

@@ -1,4 +1,4 @@
-"""Records what every rank does in some iterations: one line each of timeline.jsonl, which `omnibal report` draws.
+"""Records of what every rank does in some iterations: one line each of timeline.jsonl, which `omnibal report` draws.
 
     {"iteration": 5, "device": "2 x AMD EPYC", "lanes": [{"data_parallel_rank": 0, "rank": 0, "end": 0.21,
       "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],
@@ -42,8 +42,8 @@ WARM_UP = 3  # iterations
 
 
 def recorded_iterations(iterations: int, count: int) -> frozenset[int]:
-    """Iterations to record, from 1: `count` spread evenly over a run after the warm-up, never two in succession: the
-    next one begins with the gathering of its records."""
+    """Return the iterations to record, from 1: `count` spread evenly over a run after the warm-up. Never two in
+    succession: the next one begins with the gathering of its records."""
     first = min(WARM_UP + 1, iterations)
     steps = max(1, min(count, (iterations - first) // 2 + 1)) - 1
     evenly = {first + round(n * (iterations - first) / max(1, steps)) for n in range(steps + 1)}
@@ -52,7 +52,7 @@ def recorded_iterations(iterations: int, count: int) -> frozenset[int]:
 
 @dataclass
 class Timed:
-    """An action's start and end, and the moments at which another part of the model began."""
+    """Start and end of an action, and the moments at which another part of the model began."""
 
     action: Action
     start: Moment
@@ -79,7 +79,7 @@ class Timed:
 
 
 class Recorder:
-    """Times the actions of some iterations on this rank, and counts the bytes held; gathers and writes them.
+    """A timer of this rank's actions, and counter of bytes held, in some iterations; gathers and writes them.
 
     1. Before a recorded iteration all ranks meet at a barrier; time 0 is when the first rank leaves it.
     2. Events are recorded around every action and every wait for a pack, and, by hooks, where a part of the model
@@ -90,7 +90,7 @@ class Recorder:
     """
 
     def __init__(self, path: Path | None, iterations: Collection[int], check: ProfileCheck | None = None) -> None:
-        """Records `iterations` to `path`; for `check` those it wants that are not next to one of `iterations`."""
+        """Record `iterations` to `path`, and for `check` those it wants that are not next to one of `iterations`."""
         self.lines, self.check = JsonLines(path) if path else None, check
         self.iterations = frozenset(iterations if path else ())
         self.number = 0
@@ -106,7 +106,7 @@ class Recorder:
 
     @contextmanager
     def iteration(self, number: int, model: Sequence[Any]) -> Iterator[None]:
-        """Wraps the forwards and backwards of iteration `number` (0: evaluation)."""
+        """Wrap the forwards and backwards of iteration `number` (0: evaluation)."""
         if self._step_hook is not None:
             self._step_hook.remove()
         if self.origin is not None:
@@ -121,7 +121,7 @@ class Recorder:
 
     @contextmanager
     def watch(self, action: Action) -> Iterator[None]:
-        """Wraps the computation of one action."""
+        """Wrap the computation of one action, to time it."""
         if not self._is_timing:
             yield
             return
@@ -133,7 +133,7 @@ class Recorder:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Wraps the host's wait for a pack. A busy device reaches both moments at once: the wait then costs nothing."""
+        """Wrap the host's wait for a pack. A busy device reaches both moments at once: the wait then costs nothing."""
         if not self._is_timing:
             yield
             return
@@ -156,7 +156,7 @@ class Recorder:
             self.packs.append([batch.media_of(VISION.size).amount, batch.tokens, batch.squares, *sent, *further])
 
     def close(self) -> None:
-        """Write what is left; training has ended."""
+        """Write what is left when training has ended."""
         if self.origin is not None:
             self._step_hook.remove()
             self._write()
@@ -179,7 +179,7 @@ class Recorder:
             hook.remove()
 
     def _after_step(self, *_: Any) -> None:
-        """The last optimizer's step ends the iteration."""
+        """Note when an optimizer step has ended; the last one's end is the iteration's."""
         self.step_ended = Moment()
 
     def _mark_parts(self, stage: Stage) -> Iterator[Any]:
@@ -199,7 +199,7 @@ class Recorder:
 
     @contextmanager
     def _exchanging(self, backward: bool) -> Iterator[None]:
-        """Wraps an exchange between ranks of a team inside a part of the model, which continues after it."""
+        """Wrap an exchange between ranks of a team inside a part of the model, which continues after it."""
         if self._current is None:
             yield
             return
@@ -244,7 +244,7 @@ class Recorder:
 
 
 def _gathered(mine: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """All ranks' lanes in order, on the last rank; elsewhere none."""
+    """Return all ranks' lanes in order, on the last rank; elsewhere none."""
     last = torch.distributed.get_world_size() - 1
     everyone: list[Any] | None = [None] * (last + 1) if torch.distributed.get_rank() == last else None
     torch.distributed.gather_object(mine, everyone, dst=last)
@@ -253,7 +253,7 @@ def _gathered(mine: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def aligned(lanes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lanes with one time 0 per machine: when its first rank left the barrier.
+    """Return the lanes with one time 0 per machine: when its first rank left the barrier.
 
     Ranks leave it at different times; ranks of one machine share a clock, so there the difference is removed.
     """
@@ -264,7 +264,7 @@ def aligned(lanes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _shifted(lane: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The lane with all times shifted by `seconds`, without the fields that only `aligned` needs."""
+    """Return the lane with all times shifted by `seconds`, without the fields that only `aligned` needs."""
     actions = [[*action[:3], action[3] + seconds, action[4] + seconds, action[5]] for action in lane["actions"]]
     reads = [[start + seconds, end + seconds] for start, end in lane["reads"]]
     held = [[at + seconds, *held] for at, *held in lane["held"]]

@@ -1,5 +1,5 @@
-"""Measures seconds of every stage, the bubble and peak bytes of every rank, for the run's metrics; and compares those
-of each part of the model in its first iterations with the plan's profile.
+"""Seconds of every stage, the bubble and peak bytes of every rank, measured for the run's metrics; and a comparison of
+each part of the model in the first iterations with the plan's profile.
 
 1. The first iterations warm up and are not timed.
 2. In all others, events are recorded before and after every action. They are read at the end of the iteration, when the
@@ -30,7 +30,7 @@ WARM_UP = 2  # iterations
 
 
 class StageMeter:
-    """Times the actions of training iterations; every rank makes the same calls."""
+    """A meter that times the actions of training iterations; every rank makes the same calls."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -44,14 +44,14 @@ class StageMeter:
 
     @contextmanager
     def iteration(self, training: bool) -> Iterator[None]:
-        """Wraps the actions of one iteration; if it is rerun, only the last run counts."""
+        """Wrap the actions of one iteration; if it is rerun, only the last run counts."""
         self.actions, self.timing = [], training and self.iterations >= WARM_UP
         yield
         self.timing = False
 
     @contextmanager
     def watch(self, action: Action) -> Iterator[None]:
-        """Wraps the computation of one action."""
+        """Wrap the computation of one action, to time it."""
         if not self.timing:
             yield
             return
@@ -72,7 +72,7 @@ class StageMeter:
         self.actions = []
 
     def end_interval(self) -> dict[str, Any]:
-        """Metrics of the iterations since the last call; collective, after the same number of iterations on every rank.
+        """Return metrics since the last call; collective, after the same number of iterations on every rank.
 
         bubble                 idle share of the ranks' time, from the first start to the last end of work
         stage_seconds[stage]   of a microbatch, forward and backward
@@ -103,7 +103,7 @@ def gather_timings(timed: Tensor, peak: int | None) -> tuple[Tensor, Tensor, lis
 
 
 def bubble(worked: Tensor, spans: Tensor) -> float:
-    """Idle share of a pipeline's time, mean over iterations and replicas; arguments as from `gather_timings`.
+    """Return the idle share of a pipeline's time, mean of iterations and replicas; arguments as from `gather_timings`.
 
     A pipeline's time is the longest span of its ranks: that of the rank where forwards begin and backwards end.
     """
@@ -116,7 +116,7 @@ SKIPPED, COMPARED = 3, 3
 
 
 class ProfileCheck:
-    """Chooses the iterations to record, the same on every rank, and compares them on the rank that gets the records.
+    """A choice of iterations to record, the same on every rank, and their comparison where the records come in.
 
     iterations since the start   1  2  3  [4]  5  [6]  7  [8]     [recorded], as for timeline.jsonl
 
@@ -132,7 +132,7 @@ class ProfileCheck:
         self.done = False
 
     def wants(self, number: int) -> bool:
-        """Whether to record iteration `number` (0: evaluation), never two in succession.
+        """Return whether to record iteration `number` (0: evaluation), never two in succession.
 
         The first number asked for is the first iteration of this start.
         """
@@ -140,7 +140,7 @@ class ProfileCheck:
         return number - self.first in range(SKIPPED, SKIPPED + 2 * COMPARED, 2)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take a recorded iteration, a record as in timeline.jsonl."""
+        """Take the record of an iteration, as in timeline.jsonl; compare when there are enough."""
         if record["iteration"] >= self.first + SKIPPED and not self.done:
             self.records.append(record)
             if len(self.records) == COMPARED:

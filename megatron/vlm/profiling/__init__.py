@@ -1,1 +1,1 @@
-"""Measures the seconds and bytes of layers, pipeline actions and transfers."""
+"""Measurement of the seconds and bytes of layers, pipeline actions and transfers."""

@@ -1,4 +1,4 @@
-"""Measures what a run takes besides its layers: an action's overhead (executor, DDP wrapper, loss, pack boundaries),
+"""Costs of a run besides its layers, measured: an action's overhead (executor, DDP wrapper, loss, pack boundaries),
 pipeline transfers and data-parallel all-reduces between two ranks."""
 
 from argparse import Namespace
@@ -22,11 +22,11 @@ from megatron.vlm.profiling.stopwatch import Run, Stopwatch, Timer
 from omnibal_ext.architectures.architecture import Architecture
 
 FEW, MANY = (1, 2) if platform.HAS_CUDA else (2, 10)
-"""Microbatches. Few on a GPU: a sleeping stream queues about a thousand kernels, then launching blocks."""
+"""Numbers of microbatches. Few on a GPU: a sleeping stream queues about a thousand kernels, then launching blocks."""
 
 
 def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stopwatch) -> tuple[float, float, float]:
-    """(seconds of an action, of an iteration, host seconds of an action), all without the layers' own seconds.
+    """Measure (seconds of an action, of an iteration, host seconds of an action), all without the layers' own seconds.
 
     1. Runs a chain with one layer of every kind, on this rank alone, with the smallest packs.
     2. Iterations of `FEW` and of `MANY` microbatches: the slope is a microbatch, the intercept an iteration.

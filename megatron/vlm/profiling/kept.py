@@ -1,4 +1,4 @@
-"""Counts the bytes that autograd saves for the backward pass."""
+"""Count of the bytes that autograd saves for the backward."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ class KeptBytes:
 
 
 class _Kept:
-    """What autograd saves in place of a tensor; deleted with the graph's node."""
+    """A stand-in that autograd saves in place of a tensor; it is deleted with the graph's node."""
 
     def __init__(self, count: KeptBytes, tensor: Tensor) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""Measures one kind of layer: seconds by recompute mode and pack, bytes saved for backward, its optimizer step."""
+"""Measurement of one kind of layer: seconds by recompute mode and pack, bytes saved for backward, optimizer step."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -54,16 +54,16 @@ class KindMeasurement:
         """Those `trained` parameters that are expert-parallel."""
         self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
         self.cheap = wrapped_stage(chain, self.link, self.link + self.count, True) if self.modes else None
-        """The same layers, built for recompute_cheap."""
+        """The same layers, built to recompute norms and activation functions."""
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
         self.timer = Timer()
-        """Times the runs without recomputation, at the budgets."""
+        """Timer of the runs without recomputation, at the budgets."""
         self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
 
     def _packs(self, budgets: Budgets) -> list[Microbatch]:
-        """Packs at the budgets and, for the fit, half as large; where attention counts, also one long sample. Those for
-        an encoder have inputs of its modality alone.
+        """Make packs at the budgets and, for the fit, half as large; where attention counts, also one long sample.
+        Those for an encoder have inputs of its modality alone.
 
         With sequence parallelism, padded to a multiple of the tensor-parallel size, as in training.
         """
@@ -81,7 +81,7 @@ class KindMeasurement:
         return [*packs, make(budgets, tokens, 1)] if self.grows_with_squares else packs
 
     def _features(self, pack: Microbatch) -> tuple[float, float, float]:
-        """Regressors of the layer's seconds: (1, tiles, frames or tokens, sum of squared sample lengths)."""
+        """Return regressors of the layer's seconds: (1, tiles, frames or tokens, sum of squared sample lengths)."""
         if (size := size_of(self.kind)) != "tokens":
             return (1.0, pack.media_of(size).amount, 0.0)
         return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) * self.grows_with_squares)
@@ -93,7 +93,8 @@ class KindMeasurement:
         return stage
 
     def runs(self) -> dict[str, Run]:
-        """Runs by name: (forward, backward) by pack number; (added seconds,) on the first pack by recompute mode.
+        """Return runs by name: (forward, backward) by pack number; (added seconds,) of the first pack by recompute
+        mode.
 
         "split": (forward, B, W) of the first pack, if the layer is trained. "empty": a pack without images and sounds.
         """
@@ -113,7 +114,7 @@ class KindMeasurement:
             self.split.release()
 
     def optimizer_runs(self, args: Namespace) -> dict[str, Run]:
-        """The run of an optimizer step: all between the last backward of an iteration and the next forward."""
+        """Return the run of an optimizer step: all between the last backward of an iteration and the next forward."""
         config, overrides = get_megatron_optimizer_config(args)
         groups = args.use_gloo_process_groups
         optimizer = get_megatron_optimizer(config, [self.module], overrides, use_gloo_process_groups=groups)
@@ -128,7 +129,7 @@ class KindMeasurement:
         return {"step": lambda: timer(finish)}
 
     def cost(self, seconds: dict[str, Seconds], weight_bytes: float, step_seconds: float) -> LayerCost:
-        """The profile's entry; `seconds`: the results of `runs`."""
+        """Return the profile's entry; `seconds`: the results of `runs`."""
         each = {name: tuple(s / self.count for s in taken) for name, taken in seconds.items()}
         forward, backward = zip(*(each[str(number)] for number in range(len(self.packs))), strict=True)
         added = {mode: each[mode][0] for mode in self.modes}
@@ -190,12 +191,12 @@ class KindMeasurement:
         return run
 
     def _recompute_run(self, mode: str, plain: Run) -> Run:
-        """The run of the seconds that a recompute mode adds to forward and backward, measured back to back."""
+        """Return a run of the seconds that a recompute mode adds to forward and backward, measured back to back."""
         recomputed = self._run(mode, self.packs[0])
         return lambda: (sum(recomputed()) - sum(plain()),)
 
     def _kept(self, mode: str) -> float:
-        """Bytes saved for the backward pass, including the input."""
+        """Return the bytes of one layer saved for the backward, its input included."""
         module = self._in_mode(mode)
         step = StagePass(self.chain, module, self.packs[0])
         with KeptBytes(module.parameters()) as kept:
@@ -206,7 +207,7 @@ class KindMeasurement:
         return (kept.bytes - self._extra_input_bytes(step)) / self.count
 
     def _extra_input_bytes(self, step: StagePass) -> float:
-        """Bytes of the input besides the hidden states, which a stage holds once for all layers."""
+        """Return the bytes of the input besides the hidden states, which a stage holds once for all layers."""
         if step.entering is None or self.mode == "idle":
             return 0.0
         rows = self.chain.hidden_shape_before(self.stage.first, step.pack)[0]
@@ -228,7 +229,7 @@ def recompute(stage: Stage, enabled: bool) -> None:
 
 
 def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
-    """(first, count) of up to `LAYERS` consecutive links of a kind."""
+    """Return (first, count) of up to `LAYERS` consecutive links of a kind."""
     for count in range(LAYERS, 0, -1):
         starts = [i for i in range(len(kinds)) if tuple(kinds[i : i + count]) == (kind,) * count]
         if starts:
@@ -238,7 +239,7 @@ def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
 
 
 def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> Fit:
-    """Non-negative least-squares coefficients, scaled to give the first (budgets) pack's seconds exactly."""
+    """Fit non-negative least-squares coefficients, scaled to give the first (budgets) pack's seconds exactly."""
     matrix = np.array(features)
     scale = np.abs(matrix).max(axis=0).clip(min=1.0)
     found = nnls(matrix / scale, np.array(seconds))[0] / scale
@@ -255,5 +256,5 @@ def _full_size(weight: torch.nn.Parameter) -> int:
 
 
 def _is_expert_parallel(weight: torch.nn.Parameter) -> bool:
-    """Whether expert parallelism shards the weight, by core's attribute."""
+    """Return whether expert parallelism shards the weight, by core's attribute."""
     return not getattr(weight, "allreduce", True)

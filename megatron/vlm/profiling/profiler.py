@@ -1,6 +1,6 @@
-"""Measures the costs of every kind of layer at the shapes of training: the `Profile` that the planner reads.
+"""Measurement of every kind of layer at the shapes of training: the `Profile` that the planner reads.
 
-1. Transfers and reductions between two ranks (`profiling/action_costs.py`), where there are two.
+1. Transfers and reductions between two ranks (`profiling.action_costs`), where there are two.
 2. Every kind of layer (`profiling.layer_costs`), as a stage in Megatron's DDP wrapper, so that gradients are
    accumulated as in training. All ranks measure at the same time, since they share the machine in training too.
 3. The optimizer step: a constant, fitted over all kinds, and seconds per weight of each kind, since layers of many
@@ -36,7 +36,7 @@ GRADIENT_BYTES = 4  # gradients are reduced in fp32
 
 @dataclass(frozen=True)
 class ProfileJob:
-    """The settings of a training run on which costs depend."""
+    """Settings of a training run on which costs depend."""
 
     preset: str
     budgets: Budgets
@@ -54,7 +54,7 @@ class ProfileJob:
     """Flags of a precision-aware optimizer."""
 
     def flags(self) -> list[str]:
-        """Megatron's flags."""
+        """Return Megatron's flags for these settings."""
         flags = ["--tensor-model-parallel-size", str(self.tensor_parallel), *["--bf16"] * self.bf16]
         flags += ["--sequence-parallel"] * self.sequence_parallel
         flags += ["--expert-model-parallel-size", str(self.expert_parallel)]
@@ -63,7 +63,7 @@ class ProfileJob:
 
 
 def profile_on_this_machine(job: ProfileJob, measured_with: dict[str, Any]) -> Profile | None:
-    """Initialise Megatron on this process, or on torchrun's, and measure; the profile on rank 0, None on others.
+    """Measure, after initialising Megatron on this process or torchrun's; return the profile on rank 0, else None.
 
     `measured_with` is stored in the profile.
     """
@@ -144,7 +144,7 @@ def weight_bytes(args: Namespace, job: ProfileJob, kind: KindMeasurement) -> flo
 
 
 def step_seconds(job: ProfileJob, trained: float, experts: float, per_weight: float, transfers: TransferCosts) -> float:
-    """Seconds of optimizer step and gradient ring all-reduce, without overlap, of a rank's `trained` weights.
+    """Return seconds of optimizer step and gradient ring all-reduce, not overlapped, of a rank's `trained` weights.
 
     experts: the expert-parallel ones among them.
     """
@@ -156,19 +156,19 @@ def step_seconds(job: ProfileJob, trained: float, experts: float, per_weight: fl
 
 
 def _replicas(job: ProfileJob, trained: float, experts: float) -> tuple[tuple[float, float], ...]:
-    """((weights, number of replicas) of all but the experts, of the experts)."""
+    """Return ((weights, number of replicas) of all but the experts, of the experts)."""
     _, replicas = expert_shares(job.tensor_parallel, job.data_parallel, job.expert_parallel)
     return (trained - experts, job.data_parallel), (experts, replicas)
 
 
 def seconds_of_weights(stepped: Mapping[str, tuple[float, float]]) -> tuple[float, dict[str, float]]:
-    """(constant, {kind: seconds per weight}) of an optimizer step, from {kind: (weights, seconds)}."""
+    """Return (constant, {kind: seconds per weight}) of an optimizer step, from {kind: (weights, seconds)}."""
     constant, _ = fit_line(list(stepped.values()))
     return constant, {kind: max(0.0, seconds - constant) / weights for kind, (weights, seconds) in stepped.items()}
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Non-negative least squares (constant, slope) of (weights, seconds)."""
+    """Fit non-negative least squares (constant, slope) to (weights, seconds)."""
     weights, seconds = np.array(points).T
     if len(points) > 1:
         slope, constant = np.polyfit(weights, seconds, 1)

@@ -25,9 +25,9 @@ from omnibal_ext.modalities.modality import Size
 
 
 def wrapped_stage(chain: Chain, first: int, end: int, recompute_cheap: bool = False) -> Any:
-    """Links [first, end) as a stage in Megatron's DDP wrapper, which accumulates gradients as in training.
+    """Build links [first, end) as a stage in Megatron's DDP wrapper, which accumulates gradients as in training.
 
-    `recompute_cheap`: built to recompute norms and activation functions.
+    `recompute_cheap`: build it to recompute norms and activation functions.
     """
 
     def provide(**_: object) -> Stage:
@@ -65,7 +65,7 @@ class StagePass:
 
 
 class SplitBackward:
-    """Layers built for a split backward (zero-bubble schedules), run with microbatches in flight."""
+    """Layers built for a split backward (zero-bubble schedules), run with other microbatches in flight."""
 
     def __init__(self, args: Namespace, chain: Chain, first: int, count: int, pack: Microbatch) -> None:
         before, args.delay_wgrad_compute = args.delay_wgrad_compute, platform.HAS_TRANSFORMER_ENGINE
@@ -79,7 +79,7 @@ class SplitBackward:
         self.pending: list[list[Late]] = []
         self.timer = Timer()
         self.late_bytes = 0.0
-        """Bytes of one layer that B keeps for W."""
+        """Bytes that B of one layer keeps for W."""
 
     def run(self) -> Seconds:
         """Return seconds of (forward, B, W), each on a different microbatch, as in a schedule."""
@@ -120,7 +120,7 @@ class SplitBackward:
 
 
 def synthetic_pack(architecture: Architecture, units: Mapping[Size, int], lengths: Sequence[int]) -> Microbatch:
-    """A pack of samples of these lengths (tokens), with random inputs of so many `units` of each size."""
+    """Make a pack of samples of these lengths (tokens), with random inputs of so many `units` of each size."""
     ids = torch.randint(0, architecture.language.vocab_size, (sum(lengths),), device="cuda")
     media = {
         one.modality.size: ENCODERS[one.modality].made_up(architecture, units.get(one.modality.size, 0), lengths)
@@ -139,5 +139,5 @@ def synthetic_pack(architecture: Architecture, units: Mapping[Size, int], length
 
 
 def equal_lengths(tokens: int, samples: int) -> list[int]:
-    """Lengths of `samples` samples with `tokens` in all, as equal as possible."""
+    """Divide `tokens` into lengths of `samples` samples, as equal as possible."""
     return [tokens // samples + (sample < tokens % samples) for sample in range(samples)]

@@ -1,4 +1,4 @@
-"""Times runs that all ranks do at the same time: rounds, medians, outliers."""
+"""Timing of runs that all ranks do at the same time: rounds, medians, outliers."""
 
 import statistics
 import time
@@ -25,7 +25,7 @@ OUTLIER = 1.5
 
 
 class Stopwatch:
-    """Times several runs in interleaved rounds.
+    """A clock for several runs in interleaved rounds.
 
     1. A round does every run once. All ranks start each run together, since they share the machine in training too.
        Runs to be compared belong in one call, so that they see the same state of the machine.
@@ -46,7 +46,7 @@ class Stopwatch:
         return {subject: f"{self._disturbed[subject]} of {runs}" for subject, runs in self._runs.items()}
 
     def measure(self, runs: Mapping[str, Mapping[str, Run]], description: str = "") -> dict[str, dict[str, Seconds]]:
-        """Median seconds of each run's parts by [subject][name], equal on all ranks; collective.
+        """Measure the median seconds of each run's parts by [subject][name], equal on all ranks; collective.
 
         runs: functions by [subject][name] that return their parts' seconds. description: rank 0 shows a progress bar.
         """
@@ -79,19 +79,19 @@ class Stopwatch:
 
 
 def at_usual_pace(rounds: Sequence[Round]) -> dict[Key, list[Seconds]]:
-    """Like `in_columns`, with each round scaled to the seconds of the median round."""
+    """Turn rounds into columns like `in_columns`, with each round scaled to the seconds of the median round."""
     usual = statistics.median(took for took, _ in rounds)
     paced = [{key: [s / took * usual for s in parts] for key, parts in found.items()} for took, found in rounds]
     return in_columns(paced)
 
 
 def in_columns(rounds: Sequence[Mapping[Key, Sequence[float]]]) -> dict[Key, list[Seconds]]:
-    """{run: [seconds of its part in each round, ...] for each part}."""
+    """Return {run: [seconds of its part in each round, ...] for each part}."""
     return {key: list(zip(*(found[key] for found in rounds), strict=True)) for key in rounds[0]}
 
 
 class Timer:
-    """Times the consecutive parts of a run: seconds of the device, and of the host that launches them.
+    """A clock for the consecutive parts of a run: seconds of the device, and of the host that launches them.
 
     On a GPU the parts are timed as in training, where the host runs ahead of a device that is never idle (and whose
     clock is what its power limit sustains):
@@ -112,7 +112,7 @@ class Timer:
         self._busy = 0.0
 
     def __call__(self, *parts: Callable[[], object], before: Callable[[], object] | None = None) -> Seconds:
-        """Run the parts; returns the device's seconds of each."""
+        """Run the parts; return the device's seconds of each."""
         now()
         if before is not None and platform.HAS_CUDA:
             before()
