@@ -1,1 +1,1 @@
-"""Stages of the layer chain, how tensors travel between them, and the executor of a schedule."""
+"""Stages of the layer chain, the tensors that travel between them, and the executor of a schedule."""

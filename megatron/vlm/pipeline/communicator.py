@@ -45,10 +45,10 @@ class Receive:
     tensor: Tensor
     work: dist.Work | None
     message: str = ""
-    """What it is, and from whom."""
+    """What the tensor is, and from whom."""
 
     def wait(self) -> Tensor:
-        """The tensor, arrived."""
+        """Wait until the tensor has arrived; return it."""
         if self.work is not None:
             self.work.wait()
             platform.used_here(self.tensor)
@@ -62,11 +62,11 @@ class Send:
     tensor: Tensor
     work: dist.Work | None
     message: str = ""
-    """What it is, and to whom."""
+    """What the tensor is, and to whom."""
 
     @property
     def has_left(self) -> bool:
-        """Asks without waiting."""
+        """Whether it has been sent; does not wait."""
         return self.work is None or self.work.is_completed()
 
 
@@ -74,7 +74,7 @@ class Communicator:
     """Sends and receives of one pipeline rank. Empty tensors (a pack without tiles) are not sent: both sides know."""
 
     device = "cuda"
-    """Where messages start and arrive."""
+    """Device on which messages start and arrive."""
 
     def __init__(
         self,
@@ -83,22 +83,22 @@ class Communicator:
         timeout: timedelta | None = None,
         image_edges: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """All ranks of the job open the channels together, for activations along `edges` (source, target) of pipeline
-        ranks and gradients against them; with a replicated tower image tokens along `image_edges`, and their
+        """Open the channels, on all ranks of the job together: for activations along `edges` (source, target) of
+        pipeline ranks and gradients against them; with a replicated tower image tokens along `image_edges`, and their
         gradients against them. A message that takes longer than `timeout` is an error.
 
-        A rank makes its own channels; it only counts those of others, since torch names groups by
-        their number. (With `use_local_synchronization` it goes by how many groups a rank has, in which the two ends of
-        a channel differ: they never meet.)
+        A rank makes its own channels; it only counts those of others, since torch names groups by their number. (With
+        `use_local_synchronization` it goes by how many groups a rank has, in which the two ends of a channel differ:
+        they never meet.)
         """
         self.ranks = dist.get_process_group_ranks(pipeline_group)
         self.here = dist.get_rank(pipeline_group)
         self.progress = Progress(timeout)
         self.names = names_of_ranks()
-        """Of each rank of the job: "rank 3 on HOST"."""
+        """Name of each rank of the job: "rank 3 on HOST"."""
         self.pending: list[Send] = []
         self.channels: dict[tuple[int, int, str], dist.ProcessGroup] = {}
-        """By source and target among this pipeline's ranks, and what travels."""
+        """Process groups by source and target among this pipeline's ranks, and by what travels."""
         for pipeline in (group for group in all_groups(self.ranks) if len(group) > 1):
             for source, target in edges:
                 self._make(pipeline, source, target, ACTIVATION, timeout)
@@ -108,7 +108,7 @@ class Communicator:
                 self._make(pipeline, target, source, IMAGE_GRADIENT, timeout)
 
     def _make(self, pipeline: Sequence[int], source: int, target: int, kind: str, timeout: timedelta | None) -> None:
-        """Make and open a channel if it is ours; all ranks call it."""
+        """Make a channel, and open it if it is this rank's; all ranks call it."""
         ends = pipeline[source], pipeline[target]
         options = platform.point_to_point_options()
         group = create_group(
@@ -119,13 +119,13 @@ class Communicator:
             _open(group, self.device, *ends)
 
     def send(self, what: str, tensor: Tensor, target: int) -> None:
-        """Start sending a tensor to a pipeline rank, on the channel of what it is."""
+        """Start sending a tensor to a pipeline rank, on the channel for `what` it is."""
         self._send(tensor, self.ranks[target], self.channels[self.here, target, what])
         if tensor.numel():
             self.pending[-1].message = f"its {what} to reach {self.names[self.ranks[target]]}"
 
     def receive(self, what: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
-        """Start receiving a tensor from a pipeline rank, on the channel of what it is."""
+        """Start receiving a tensor from a pipeline rank, on the channel for `what` it is."""
         receive = self._receive(shape, dtype, self.ranks[source], self.channels[source, self.here, what])
         return replace(receive, message=f"its {what} from {self.names[self.ranks[source]]}")
 
@@ -151,7 +151,7 @@ class Communicator:
 
 
 def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> None:
-    """Send one number: the connection is made now."""
+    """Send one number, so that the connection is made now."""
     number = torch.zeros(1, device=device)
     post = dist.isend if dist.get_rank() == source else dist.irecv
     work = post(number, target if dist.get_rank() == source else source, group=channel)
@@ -160,14 +160,15 @@ def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> 
 
 
 def names_of_ranks() -> list[str]:
-    """What messages call each rank of the job; collective."""
+    """Return the name of each rank of the job, for messages; collective."""
     names = [""] * dist.get_world_size()
     dist.all_gather_object(names, name_of_rank(dist.get_rank()))
     return names
 
 
 def all_groups(ranks: list[int]) -> list[tuple[int, ...]]:
-    """All groups that any rank of the job passes in, each once, in one order on all ranks. Collective over the job."""
+    """Return all groups that ranks of the job pass in, each once, in one order on all ranks. Collective over the
+    job."""
     everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, ranks)
     return sorted(set(map(tuple, everyone)))
@@ -191,7 +192,7 @@ class Teams:
                     self.groups[width] = group
 
     def join(self, batch: Microbatch) -> Microbatch:
-        """The same microbatch; the shard of a wide pack with its team."""
+        """Return the same microbatch; the shard of a wide pack with its team's group."""
         if batch.shard is None:
             return batch
         return replace(batch, shard=replace(batch.shard, team=self.groups[batch.shard.width]))

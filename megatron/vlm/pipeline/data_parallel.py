@@ -28,7 +28,8 @@ class Gathers:
     """
 
     def __init__(self, modules: Sequence[Any], waiting: Callable[[str], AbstractContextManager[None]]) -> None:
-        """`modules` as core wraps them, in the order in which they are run; `waiting` is entered around each wait."""
+        """Start gathering; `modules` as core wraps them, in the order they run; `waiting` is entered around each
+        wait."""
         self._waiting, self._arrived = waiting, 0
         self._buckets: list[Any] = []
         self._last: dict[Any, int] = {}
@@ -69,7 +70,7 @@ class Gathers:
 
 
 class OrderedReductions:
-    """Starts the reductions of wrapped stages in the order of their buckets."""
+    """A patch that makes wrapped stages start their reductions in the order of their buckets."""
 
     def __init__(self) -> None:
         self._attached: WeakSet[torch.nn.Module] = WeakSet()
@@ -86,9 +87,9 @@ class OrderedReductions:
 
 
 def _put_in_one_order(module: Any) -> None:
-    """Sort all buckets as a backward pass is done with them: with the first of its weights last.
+    """Sort gradient buckets in the order in which the backward finishes them: with the first of its weights last.
 
-    Core walks through both its lists, one behind the other, and asks of none what is in it.
+    Core reduces them in list order, experts' behind all others, whatever is in them.
     """
     place = {weight: number for number, weight in enumerate(module.parameters())}
 
@@ -100,7 +101,7 @@ def _put_in_one_order(module: Any) -> None:
 
 
 class _Turns:
-    """Calls each of `starts` when it is ready and those before it have been called; then it goes round again."""
+    """A queue that calls each of `starts` when it is ready and those before it have been called, again and again."""
 
     def __init__(self, starts: list[Callable[..., None]]) -> None:
         self.starts = starts

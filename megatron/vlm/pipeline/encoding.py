@@ -34,11 +34,11 @@ from omnibal_ext.schedules.program import Post
 
 @dataclass(frozen=True)
 class ToEncode:
-    """What a rank encodes in an iteration, and its number."""
+    """Packs that a rank encodes in an iteration, and its number."""
 
     packs: Iterator[Microbatch]
-    """In the order of E the rank's part of every microbatch (`Media.encodes`), which may be empty; for a tower that
-    runs ahead, what is missing of this iteration, then the next one's."""
+    """This rank's part of every microbatch (`Media.encodes`) in the order of E; it may be empty. For a tower that runs
+    ahead, what is missing of this iteration, then the next one's."""
     iteration: int = 0
 
 
@@ -49,20 +49,20 @@ class Encoded:
     iteration: int
     arrivals: Arrivals
     taken: int = 0
-    """Packs taken so far."""
+    """Number of packs taken so far."""
     parts: dict[int, Microbatch] = field(default_factory=dict)
-    """By microbatch, before this rank encodes them."""
+    """Packs by microbatch, before this rank encodes them."""
     rows: dict[int, TokenRows] = field(default_factory=dict)
-    """By microbatch, until nothing more of it is received."""
+    """Order of tokens by microbatch, until nothing more of it is received."""
     tokens: dict[tuple[int, int], Receive] = field(default_factory=dict)
-    """On the first stage's rank, by microbatch and the pipeline rank that encoded them."""
+    """Tokens on the first stage's rank, by microbatch and the pipeline rank that encoded them."""
 
 
 class Encoding:
     """E and V of a run on one rank. Calls of an iteration: `take`, `begin`, missing E, `go_on`, the list, `end`."""
 
     def __init__(self, tower: Tower, communicator: Communicator, first: int) -> None:
-        """`first` is the pipeline rank of the first stage."""
+        """Prepare a run; `first` is the pipeline rank of the first stage."""
         self.tower, self.communicator, self.first = tower, communicator, first
         self.here, self.group = communicator.here, parallel_state.get_tensor_model_parallel_group()
         self.flights: dict[int, Tensor] = {}
@@ -72,7 +72,7 @@ class Encoding:
         self.microbatches = 0
         self.images = ToEncode(iter(()))
         self._now = self._coming = self._fresh(0)
-        """Used by F, and filled by E: of this iteration, or of the next one."""
+        """What F uses of this iteration, and what E fills: the same, or with a tower that runs ahead the next one's."""
         self._next: Encoded | None = None
         """The next training iteration, if it has been encoded."""
 
@@ -82,16 +82,16 @@ class Encoding:
         self.is_ahead = training and self.tower.plan.mode == "ahead"
 
     def begin(self) -> bool:
-        """Begin the iteration; collective. Returns whether a tower that runs ahead has yet to encode this iteration,
-        before the list."""
+        """Begin the iteration; collective. Return whether a tower that runs ahead has yet to encode it, before the
+        list."""
         self.tower.refresh()
         missing = self.is_ahead and self._next is None
         self._now = self._coming = (self.is_ahead and self._next) or self._fresh(self.images.iteration)
         return missing
 
     def go_on(self) -> None:
-        """Called once missing images are encoded, before the list: a tower that runs ahead now encodes for the next
-        iteration."""
+        """Switch a tower that runs ahead to the next iteration; called once missing images are encoded, before the
+        list."""
         if self.is_ahead:
             self._drain()
             self._coming = self._fresh(self.images.iteration + 1)
@@ -110,7 +110,7 @@ class Encoding:
         self._next = None
 
     def encode(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
-        """E; `watch` is a context around the computing."""
+        """Run E; `watch` makes a context around the computing."""
         made = self._coming
         self._expect(made, microbatch)
         part = made.parts.pop(microbatch)
@@ -136,7 +136,7 @@ class Encoding:
         made.tokens[microbatch, source] = receive
 
     def assembled(self, microbatch: int) -> Tensor:
-        """The input of the first stage's F."""
+        """Return the input of the first stage's F: rows of all ranks that encoded, in the pack's order."""
         rows, parts = self._now.rows[microbatch], self._parts(microbatch)
         receives = [self._now.tokens.pop((microbatch, part), None) for part in parts]
         pieces = [self._arrived(receive) for receive in receives if receive is not None]
@@ -161,7 +161,7 @@ class Encoding:
             self.gradients[microbatch] = self.communicator.receive(IMAGE_GRADIENT, shape, dtype, self.first)
 
     def backward(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
-        """V."""
+        """Run V; `watch` makes a context around the computing."""
         receive, tokens = self.gradients.pop(microbatch, None), self.flights.pop(microbatch, None)
         gradient = None if receive is None else self._arrived(receive)
         with watch():
@@ -174,7 +174,7 @@ class Encoding:
 
     @property
     def _width(self) -> int:
-        """Of what the tower's last link gives."""
+        """Width of the rows that the tower's last link gives."""
         chain = self.tower.chain
         return chain.width_behind(modality_of(chain.kinds[self.tower.plan.links - 1]))
 
@@ -188,7 +188,7 @@ class Encoding:
         return parts_of(self.tower.plan.parts, microbatch)
 
     def _expect(self, made: Encoded, microbatch: int) -> None:
-        """Take packs up to that of a microbatch."""
+        """Take packs up to that of a microbatch, and note which worker encodes which of their units."""
         while made.taken <= microbatch:
             pack, number, architecture = next(made.arrivals), made.taken, self.tower.chain.architecture
             parts, tensor_ranks = self._parts(number), self.group.size()
@@ -232,7 +232,7 @@ class TowerIteration(Iteration):
 
     @property
     def compute(self) -> dict[str, Callable[[Action], None]]:
-        """The function of each kind of action."""
+        """Kind of action -> the function that runs one."""
         encode, backward = self.encoding.encode, self.encoding.backward
         return super().compute | {
             "E": lambda action: encode(action.microbatch, partial(self.watch, action)),

@@ -1,4 +1,4 @@
-"""Runs a schedule: the patched `forward_backward_func` of Megatron.
+"""Executor of a schedule: the patched `forward_backward_func` of Megatron.
 
 Schedules are data (`omnibal_ext.schedules.schedule`). The executor runs its rank's list of actions; computing, loss and
 scaling are core's `forward_step` and `backward_step`.
@@ -42,17 +42,17 @@ def install(executor: Callable[..., Any]) -> None:
 def open_channels(
     groups: ProcessGroupCollection, edges: Sequence[tuple[int, int]], image_edges: Sequence[tuple[int, int]] = ()
 ) -> Communicator:
-    """The channels of a run along these edges of pipeline ranks, with the time limit that the run's flags say."""
+    """Open the channels of a run along these edges of pipeline ranks, with the time limit that the run's flags set."""
     return Communicator(groups.pp, edges, timedelta(minutes=get_args().distributed_timeout_minutes), image_edges)
 
 
 def image_edges(ranks: int, first: int) -> list[tuple[int, int]]:
-    """From every pipeline rank to that of the first stage."""
+    """Return an edge from every other pipeline rank to that of the first stage."""
     return [(rank, first) for rank in range(ranks) if rank != first]
 
 
 class Executor:
-    """Callable as core's forward_backward functions are. One communicator serves all iterations.
+    """A callable with the arguments of core's forward_backward functions. One communicator serves all iterations.
 
     `watch(action)` is a context around the computing of every action, for measurements. `lists` are a plan's own; for
     other numbers of microbatches, those of `schedule_name` are built. `tower` is the plan's replicated tower.
@@ -69,7 +69,7 @@ class Executor:
         self.lists = {} if lists is None else {counts_of(lists): lists}
         self.weight_gradients, self.reductions = WeightGradients(), OrderedReductions()
         self.encoding: Encoding | None = None
-        """E and V of the run, from its first iteration on."""
+        """E and V of the run; None before its first iteration."""
         self._communicator: Communicator | None = None
         self._postings: dict[tuple[int, int, int], Postings] = {}
         self._in_time_postings: dict[tuple[int, int, int], Postings] = {}
@@ -80,7 +80,7 @@ class Executor:
         pg_collection: ProcessGroupCollection | None = None, force_all_reduce: bool = False,
         images: ToEncode | None = None, **_: Any,
     ) -> list[Any]:  # fmt: skip
-        """One iteration: forwards and backwards of `num_microbatches` packs, then the reduction of gradients.
+        """Run one iteration: forwards and backwards of `num_microbatches` packs, then the reduction of gradients.
 
         Returns the loss records of the last stage's microbatches, elsewhere an empty list. Core's arguments about
         shapes are ignored: shapes follow from the packs. `images` are those that this rank encodes, with a replicated
@@ -128,14 +128,14 @@ class Executor:
         return [] if self.encoding is None else [self.encoding.tower.copies]
 
     def forget_images(self, training: bool) -> None:
-        """The iteration is rerun: its images are to be encoded again."""
+        """Have the images of an iteration that is rerun encoded again."""
         if self.encoding is not None and training:
             self.encoding.forget()
 
     def _iteration(
         self, groups: ProcessGroupCollection, placement: Placement, chunks: list[Chunk], forward: Forward
     ) -> Iteration:
-        """The state of an iteration; the first call opens all channels, and makes the copies of a tower."""
+        """Make the state of an iteration; the first call opens all channels, and makes the copies of a tower."""
         first = placement.ranks_of[0]
         edges = image_edges(placement.ranks, first) if self.tower else []
         self._communicator = self._communicator or open_channels(groups, placement.edges, edges)
@@ -149,7 +149,7 @@ class Executor:
     def _schedule(
         self, placement: Placement, num_microbatches: int, chunks: Sequence[Chunk], forward_only: bool
     ) -> Postings:
-        """The lists for these counts, checked once; with W, linear layers are made to delay their weight gradients."""
+        """Return the lists for these counts, checked once; with W, make linear layers delay their weight gradients."""
         key = (placement.ranks, num_microbatches, placement.chunks)
         if self.tower is not None and forward_only:
             return self._in_time(placement, num_microbatches)
@@ -162,7 +162,7 @@ class Executor:
         return self._postings[key]
 
     def _built(self, ranks: int, microbatches: int, chunks: int) -> Schedule:
-        """Lists that the plan does not have. Raises UserError if it has a replicated tower, whose E and V it chose."""
+        """Build lists that the plan lacks. Raises UserError if it has a replicated tower, whose E and V it chose."""
         if self.tower is None:
             return build_schedule(self.schedule_name, ranks, microbatches, chunks)
         raise UserError(
@@ -171,7 +171,7 @@ class Executor:
         )
 
     def _in_time(self, placement: Placement, num_microbatches: int) -> Postings:
-        """Lists of an evaluation with a tower, for any number of microbatches: each is encoded shortly before its F."""
+        """Return lists of an evaluation with a tower, for any number of microbatches: E come shortly before their F."""
         assert self.tower is not None
         key = (placement.ranks, num_microbatches, placement.chunks)
         if key not in self._in_time_postings:
@@ -181,7 +181,7 @@ class Executor:
         return self._in_time_postings[key]
 
     def _missing(self, placement: Placement, num_microbatches: int) -> list[Action | Post]:
-        """Actions that encode all images of an iteration on this rank, for a tower that runs ahead and has not."""
+        """Return actions that encode all images of an iteration on this rank; [] unless the tower runs ahead."""
         assert self.tower is not None
         assert self._communicator is not None
         if self.tower.mode != "ahead":

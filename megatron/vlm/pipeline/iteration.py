@@ -1,4 +1,4 @@
-"""One iteration on one rank: runs the list of actions, sends and receives, keeps what the backward needs."""
+"""One iteration on one rank: it runs the list of actions, sends and receives, and keeps what the backward needs."""
 
 import contextlib
 from collections import Counter
@@ -25,12 +25,12 @@ from omnibal_ext.schedules.program import Post
 
 Watch = Callable[[Action], contextlib.AbstractContextManager[Any]]
 Forward = Callable[["Chunk", Microbatch, Tensor | None, int], tuple[Tensor, Tensor]]
-"""Runs a chunk on a pack, given what enters and the microbatch's number: output, and the last stage's normaliser."""
+"""Function (chunk, pack, its input, microbatch number) -> output, and the last stage's normaliser."""
 
 
 @dataclass
 class Chunk:
-    """One stage of this rank as Megatron wrapped it, and where its packs come from."""
+    """One stage of this rank as Megatron wrapped it, and the source of its packs."""
 
     module: Any  # DistributedDataParallel around a Stage
     packs: Iterator[Microbatch]  # on the host
@@ -53,7 +53,7 @@ class Chunk:
         return self.config.param_sync_func is not None
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, gradients do not start the reduction."""
+        """Return a context in which gradients do not start the reduction."""
         context: contextlib.AbstractContextManager[None] = (
             self.module.no_sync() if self.overlaps else contextlib.nullcontext()
         )
@@ -96,7 +96,7 @@ class Iteration:
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
 
     def run(self, steps: Sequence[Action | Post]) -> None:
-        """Obey the list. Without backwards in it nothing is kept for them."""
+        """Run the list. If it has no backwards, nothing is kept for them."""
         actions = [step for step in steps if isinstance(step, Action)]
         self.split = any(action.kind == "W" for action in actions)
         self.last = set({a.chunk: a for a in actions if a.kind == ("W" if self.split else "B")}.values())
@@ -113,16 +113,16 @@ class Iteration:
         )
 
     def _begin(self) -> None:
-        """What comes before the list."""
+        """Do what comes before the list: here nothing."""
 
     def _finish(self) -> None:
-        """Wait for what was sent."""
+        """Wait until everything sent has left."""
         self.communicator.progress.at("the sends after the last action")
         self.communicator.finish()
 
     @property
     def compute(self) -> dict[str, Callable[[Action], None]]:
-        """The function of each kind of action."""
+        """Kind of action -> the function that runs one."""
         return {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
 
     def _walk(self, steps: Sequence[Action | Post]) -> None:
@@ -156,7 +156,7 @@ class Iteration:
             self.communicator.send(ACTIVATION if action.kind == "F" else GRADIENT, tensor, rank)
 
     def _received(self, action: Action) -> Tensor | None:
-        """The tensor received for `action`; None if it receives nothing."""
+        """Return the tensor received for `action`, when it has arrived; None if it receives nothing."""
         receive = self.receives.pop(action, None)
         if receive is None:
             return None
@@ -164,7 +164,7 @@ class Iteration:
             return receive.wait()
 
     def _pack(self, action: Action) -> Microbatch:
-        """The pack of a forward, taken when it is first asked for."""
+        """Return the pack of a forward, taken from the reader when it is first asked for."""
         if action not in self.packs:
             self.packs[action] = next(self.arrivals[action.chunk])
         return self.packs[action]

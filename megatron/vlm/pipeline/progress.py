@@ -1,4 +1,4 @@
-"""Each rank reports its current action if it has been in it for too long.
+"""Warning of a rank that has been in one action for too long.
 
 If one rank hangs, all others wait for a neighbour, and the first timeout ends the run. So each rank prints a line
 shortly before: its action, and the message it waits for, with the other rank and that rank's host.
@@ -23,9 +23,9 @@ from omnibal_ext.output import say
 from omnibal_ext.schedules.actions import OF_TOWER, Action
 
 SHARE = 0.8
-"""Of --distributed-timeout-minutes, after which a rank speaks."""
+"""Share of --distributed-timeout-minutes after which a rank prints its line."""
 LOOKS = 20
-"""How often it is looked meanwhile."""
+"""How often the rank's action is checked in that time."""
 ACTIONS = {
     "F": "the forward", "B": "the backward", "W": "the weight gradients",
     "E": "the encoding of images", "V": "the backward of images",
@@ -34,31 +34,31 @@ ACTIONS = {
 
 @dataclass(eq=False)
 class Place:
-    """One thing that a rank does: on a GPU first its host, then its device."""
+    """A step of a rank, on a GPU first of its host, then of its device."""
 
     doing: str
     end: Moment | None = None
-    """After all that the device was given here; None: the host is still here."""
+    """Moment after all that the host gave the device in this step; None: the host is still in it."""
 
     @property
     def passed(self) -> bool:
-        """Whether the device is done with it too; does not wait."""
+        """Whether the device has finished it too; does not wait."""
         return self.end is not None and self.end.reached()
 
 
 class Progress:
-    """What a rank is doing, and since when."""
+    """A record of what a rank is doing, and since when."""
 
     def __init__(self, timeout: timedelta | None) -> None:
-        """`timeout`: of torch for a message; None: nothing is reported."""
+        """Start watching. `timeout`: torch's for a message; None: nothing is reported."""
         self.patience = SHARE * timeout.total_seconds() if timeout else 0.0
         self._places: deque[Place] = deque()
-        """What the device is not done with, in order; the last is what the host is doing."""
+        """Steps that the device has not finished, in order; the last is the host's."""
         if timeout:
             threading.Thread(target=_watch, args=(weakref.ref(self), self.patience), daemon=True).start()
 
     def at(self, doing: str) -> None:
-        """From now on the rank does this."""
+        """Note that the rank is `doing` this from now on."""
         if self._places:
             self._places[-1].end = Moment()
         self._places.append(Place(doing))
@@ -66,25 +66,25 @@ class Progress:
             self._places.popleft()
 
     def action(self, action: Action) -> None:
-        """From now on the rank is in this action."""
+        """Note that the rank is in this action from now on."""
         place = "part" if action.kind in OF_TOWER else "chunk"
         self.at(f"{ACTIONS[action.kind]} of microbatch {action.microbatch}, {place} {action.chunk}")
 
     @contextlib.contextmanager
     def waiting(self, message: str) -> Iterator[None]:
-        """Inside, the rank waits for a message."""
+        """Make a context in which the rank waits for a message."""
         doing = self._places[-1].doing if self._places else "the start"
         self.at(f"{doing}, waiting for {message}")
         yield
         self.at(doing)
 
     def place(self) -> Place | None:
-        """What the rank is doing; None before it has begun. Any thread may call it."""
+        """Return what the rank is doing; None before it has begun. Any thread may call it."""
         return next((place for place in tuple(self._places) if not place.passed), None)
 
 
 def _watch(watched: "weakref.ref[Progress]", patience: float) -> None:
-    """Say once of each place that the rank has been there for `patience` seconds, until nobody has the progress."""
+    """Warn once of each step that has taken `patience` seconds, until `watched` is deleted."""
     last, since, said = None, 0.0, False
     while True:
         time.sleep(patience / LOOKS)
@@ -100,5 +100,5 @@ def _watch(watched: "weakref.ref[Progress]", patience: float) -> None:
 
 
 def name_of_rank(rank: int | str) -> str:
-    """What messages call a rank that runs on this machine."""
+    """Return the name of a rank that runs on this machine, for messages."""
     return f"rank {rank} on {socket.gethostname()}"

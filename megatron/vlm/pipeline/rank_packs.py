@@ -1,4 +1,4 @@
-"""What a rank reads in each iteration: the packs of its chunks, and with a replicated tower what it encodes."""
+"""Packs that a rank reads in each iteration: those of its chunks, and with a replicated tower what it encodes."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from omnibal_ext.plan_tower import Tower
 
 
 class RankPacks:
-    """For one dataset: the packs of each of this rank's chunks and, with a replicated tower, what it encodes.
+    """Packs of one dataset for each of this rank's chunks and, with a replicated tower, what it encodes.
 
     Keeps the numbers of an iteration's packs: a sample that cannot be read makes the iteration rerun.
     """
@@ -30,17 +30,17 @@ class RankPacks:
         self.chunks: list[PackDataset] = []
         self.images: EncoderShares | None = None
         self.streams: list[Generator[Microbatch, None, None]] = []
-        """One for each chunk, then that of the images."""
+        """One stream of microbatches for each chunk, then that of the images."""
         self.order: Iterator[int] = iter(())
         self.count = 0
-        """Pack numbers of the iterations to come, and packs of an iteration."""
+        """Packs of an iteration; `order`: pack numbers of the iterations to come."""
         self.packs, self.following = list[int](), list[int]()
         """Numbers of the packs of this iteration, and of the next one."""
 
     def add(
         self, dataset: PackDataset, order: Callable[[], Iterator[int]], packs: int
     ) -> Generator[Microbatch, None, None]:
-        """The microbatches of one more chunk, in iterations of so many `packs`.
+        """Return the microbatches of one more chunk, in iterations of so many `packs`.
 
         Raises UserError for wide packs with a replicated tower.
         """
@@ -67,12 +67,13 @@ class RankPacks:
         self.streams.append(microbatches(self.images, numbered(order, self.count), self.num_workers, self.reading))
 
     def begin(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
-        """Arguments of the executor for the next iteration; `saw` is called with each part of its images."""
+        """Return arguments of the executor for the next iteration; `saw` is called with each part of its images."""
         self.packs, self.following = self.following, [*islice(self.order, self.count)]
         return {} if self.images is None else {"images": ToEncode(_told(self.streams[-1], saw), iteration)}
 
     def again(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
-        """The same to rerun the iteration. Images of the next one follow: a tower that runs ahead has them already."""
+        """Return arguments to rerun the iteration. Images of the next one follow: a tower that runs ahead has them
+        already."""
         packs = {"data_iterator": [map(chunk.__getitem__, self.packs) for chunk in self.chunks]}
         if self.images is None:
             return packs

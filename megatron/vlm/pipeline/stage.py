@@ -23,7 +23,7 @@ from omnibal_ext.schedules.placement import Placement
 
 
 class Stage(MegatronModule):
-    """Links [first, end) of the chain; those in `recompute` keep only their input for the backward pass.
+    """Links [first, end) of the chain; those in `recompute` keep only their input for the backward.
 
     Those in `recompute_cheap` recompute the outputs of norms and activation functions. Links have their names in the
     chain, which do not depend on the layout: a checkpoint written by one layout is read by any other.
@@ -70,12 +70,12 @@ class Stage(MegatronModule):
 
     @property
     def run_links(self) -> list[tuple[int, torch.nn.Module]]:
-        """The links that this stage runs, with their indices in the chain."""
+        """Links that this stage runs, with their indices in the chain."""
         return [*enumerate([*self.links.values()][len(self.owned) :], start=self.first)]
 
     @property
     def owned_weights(self) -> list[torch.nn.Parameter]:
-        """The weights of `owned` links."""
+        """Weights of `owned` links."""
         owned = [*self.links.values()][: len(self.owned)]
         return [weight for link in owned for weight in link.parameters()]
 
@@ -91,25 +91,26 @@ class Stage(MegatronModule):
 
     @property
     def sends_gradient(self) -> bool:
-        """Whether the stage before has a backward pass to run."""
+        """Whether the stage before has a backward to run."""
         return not self.pre_process and self.chain.is_trained_before(self.first)
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
-        """Called by Megatron with the tensor received from the stage before."""
+        """Take the tensor received from the stage before; Megatron calls this."""
         self.input_tensor = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
 
     def input_shape(self, batch: Microbatch) -> tuple[int, int, int] | None:
-        """Shape of the tensor this stage receives for `batch`; None for the first stage."""
+        """Return the shape of the tensor that this stage receives for `batch`; None for the first stage."""
         return None if self.pre_process else self.chain.shape_before(self.first, batch)
 
     def gathers_first(self, batch: Microbatch) -> bool:
-        """Whether all weights must be gathered before `batch` runs: links are skipped, or ranks exchange inside."""
+        """Return whether all weights must be gathered before `batch` runs: links are skipped or ranks exchange."""
         deals = self.chain.architecture.language.experts is not None and self.config.expert_model_parallel_size > 1
         skips = any(self.chain.passes_by(link, batch) for link in range(self.first, self.end))
         return self.has_tower_links and (skips or batch.shard is not None or deals)
 
     def forward(self, batch: Microbatch) -> Tensor:
-        """Hidden states [s, b, h] and extras after the last link, as one tensor; in the last stage `Head`'s output."""
+        """Return hidden states [s, b, h] and extras behind the last link, as one tensor; in the last stage `Head`'s
+        output."""
         carrier, views = self.chain.carrier(batch), self._views(batch)
         flow = carrier.split(self.first, self.input_tensor)
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
@@ -130,7 +131,7 @@ class Stage(MegatronModule):
         return out.clone() if out._base is not None else out
 
     def _views(self, batch: Microbatch) -> dict[str, tuple[Any, ...]]:
-        """What links need of a pack besides its tensors, by kind: the same for all links of a kind."""
+        """Return what links read of a pack besides its tensors, by kind: the same for all links of a kind."""
         views: dict[str, tuple[Any, ...]] = {"llm": (self.language_viewer(batch),)} if "llm" in self.kinds else {}
         for modality in (encoder.modality for encoder in self.chain.architecture.encoders):
             if modality.name in self.viewers and batch.media_of(modality.size).amount:
@@ -138,14 +139,14 @@ class Stage(MegatronModule):
         return views
 
     def sharded_state_dict(self, prefix: str = "", *arguments: Any, **options: Any) -> ShardedStateDict:
-        """What a checkpoint holds of this stage, as core's layers say."""
+        """Return what a checkpoint holds of this stage, as core's layers say; a tied weight once."""
         state = super().sharded_state_dict(prefix, *arguments, **options)
         share_in_checkpoint(self.chain, self.links, state, f"{prefix}links.")
         return state
 
 
 def build_owned(chain: Chain, link: int) -> torch.nn.Module:
-    """An unsharded link, on one tensor-parallel rank: marked so that its gradients count in the norm on any rank."""
+    """Build an unsharded link for one tensor-parallel rank, marked to count in the gradient norm on any rank."""
     module = chain.whole().build(link)
     for weight in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(weight)
@@ -158,23 +159,22 @@ def _run(module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidd
 
 
 def _without_gradient(step: Callable[..., Any], hidden: Tensor | None, *extras: Tensor) -> Any:
-    """The same for an idle link, whose input may require a gradient only for the audio tokens that bypass the link."""
+    """Run an idle link, whose input may require a gradient only for the audio tokens that bypass the link."""
     return step(None if hidden is None else hidden.detach(), *(extra.detach() for extra in extras))
 
 
 def _recomputed(step: Callable[..., Any], is_adapted: bool, hidden: Any, *extras: Tensor) -> Any:
-    """The same, recomputed. Core recomputes only if an input requires a gradient, which the input of the first adapters
-    would not."""
+    """Run a link, to be recomputed. Core recomputes only if an input requires a gradient, which the input of the first
+    adapters would not."""
     if is_adapted:
         hidden = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
     return tensor_parallel.checkpoint(step, False, hidden, *extras)
 
 
 def _pass_by(weights: Sequence[Tensor], shape: tuple[int, ...], hidden: Tensor | None, *_: Tensor) -> Tensor:
-    """The output of a tower's link for a pack without tiles or sounds: an empty tensor that depends on the input and
+    """Return an encoder link's output for a pack without tiles or sounds: an empty tensor that depends on the input and
     weights. So a data-parallel reduction that waits for the gradients of all weights does not hang; a replicated
-    tower's copies, which none waits for, come detached.
-    """
+    tower's copies, which none waits for, come detached."""
     empty: Tensor = _Empty.apply(shape, *weights, *([] if hidden is None else [hidden]))
     return empty
 
@@ -205,7 +205,7 @@ class _Empty(torch.autograd.Function):
 
 
 def _is_added_up(source: Any) -> bool:
-    """Whether Megatron adds a weight's gradient to `main_grad` in this backward; it does not if W does."""
+    """Return whether Megatron adds a weight's gradient to `main_grad` in this backward; it does not if W does."""
     return hasattr(source, "main_grad") and not getattr(source, "skip_backward_post_hook", False)
 
 
@@ -216,5 +216,5 @@ def _no_more_added(weights: list[Any]) -> None:
 
 
 def stage_number(placement: Placement, vp_stage: int | None) -> int:
-    """The stage of this rank's chunk."""
+    """Return the stage of this rank's chunk `vp_stage`."""
     return placement.stages_of[parallel_state.get_pipeline_model_parallel_rank()][vp_stage or 0]

@@ -22,7 +22,7 @@ EMBEDDING, HEAD = "word_embed", "head"
 
 
 def embedding_ranks(plan: Plan) -> Callable[..., list[int]]:
-    """For Megatron's `get_embedding_ranks`: of a pipeline's ranks, those that hold word embedding and head."""
+    """Return Megatron's `get_embedding_ranks`: it gives the ranks of a pipeline that hold word embedding and head."""
     layers = [plan.chain.index(EMBEDDING), plan.chain.index(HEAD)]
     stages = [
         number

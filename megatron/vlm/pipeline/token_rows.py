@@ -1,4 +1,4 @@
-"""The order of the tokens that encoders make of a pack, when several ranks have encoded it.
+"""Order of the tokens that encoders make of a pack, when several ranks have encoded it.
 
     units of the pack           0   1   2   3            their workers (part, tensor rank): 0.0  0.1  0.0  1.0
     part 0, tensor rank 0       0   2                    image tokens of its units, then their features
@@ -28,42 +28,42 @@ from omnibal_ext.arrays import Ints
 
 @dataclass(frozen=True)
 class EncoderRows:
-    """The rows of one encoder's units."""
+    """Numbers of rows of one encoder's units."""
 
     units: tuple[int, ...]
-    """Tokens of each unit."""
+    """Number of tokens of each unit."""
     copies: int = 1
-    """Rows of each token: itself, and its features."""
+    """Number of rows of each token: itself, and its features."""
 
     @property
     def total(self) -> int:
-        """Rows of all units."""
+        """Number of rows of all units."""
         return self.copies * sum(self.units)
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The rows of one pack's tokens."""
+    """Which worker makes which rows of one pack's tokens."""
 
     encoders: tuple[EncoderRows, ...]
-    """In the order of `flow.in_rows`."""
+    """One for each encoder, in the order of `flow.in_rows`."""
     workers: tuple[int, ...]
-    """The worker that encodes each unit, of one encoder after the other: part x tensor ranks + tensor rank."""
+    """Worker that encodes each unit, of one encoder after the other: part x tensor ranks + tensor rank."""
     parts: int
     tensor_ranks: int
 
     def count(self, part: int, tensor_rank: int) -> int:
-        """Rows that a worker encodes."""
+        """Return the number of rows that a worker encodes."""
         return len(self._places[part * self.tensor_ranks + tensor_rank])
 
     @property
     def total(self) -> int:
-        """Rows that enter the first stage."""
+        """Number of rows that enter the first stage."""
         return sum(encoder.total for encoder in self.encoders)
 
     @cached_property
     def _places(self) -> list[Ints]:
-        """For every worker, the indices of its rows in the first stage's input, in the order in which it encodes."""
+        """Indices of every worker's rows in the first stage's input, in the order in which it encodes."""
         found: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(self.parts * self.tensor_ranks)]
         workers, first = iter(self.workers), 0
         for encoder in self.encoders:
@@ -76,7 +76,7 @@ class TokenRows:
         return [*map(np.concatenate, found)]
 
     def assemble(self, pieces: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
-        """The first stage's input, from this tensor rank's rows of all parts. Collective over tensor ranks."""
+        """Return the first stage's input, from this tensor rank's rows of all parts. Collective over tensor ranks."""
         piece = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
         if not self.total:
             return piece
@@ -95,7 +95,7 @@ class TokenRows:
         return _taken(piece, order)
 
     def piece(self, whole: Tensor, part: int, tensor_rank: int) -> Tensor:
-        """A worker's rows of a tensor with the rows of the first stage's input, in the worker's order."""
+        """Return a worker's rows of `whole`, which has the rows of the first stage's input, in the worker's order."""
         return _taken(whole, self._places[part * self.tensor_ranks + tensor_rank])
 
 

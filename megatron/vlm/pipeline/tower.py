@@ -33,14 +33,14 @@ class Piece:
     """This rank's copies of one owner's weights, trained or frozen ones, as one flat tensor."""
 
     owner: int
-    """Its rank in the job."""
+    """Rank of the owner in the job."""
     weights: Tensor
     copies: list[Tensor]
     """Views of `weights`, one for each weight."""
     owned: list[torch.nn.Parameter]
-    """The owner's parameters; empty on other ranks."""
+    """Parameters of the owner; empty on other ranks."""
     sums: Tensor | None
-    """fp32, of the copies' gradients; None of weights that are not trained."""
+    """fp32 sums of the copies' gradients; None if they are not trained."""
 
     @property
     def totals(self) -> list[Tensor]:
@@ -50,17 +50,18 @@ class Piece:
 
 
 class Tower:
-    """One rank's copy of the tower, and the exchanges with the owners."""
+    """One rank's copy of the replicated tower, and its exchanges with the owners."""
 
     def __init__(self, chain: Chain, plan: TowerPlan, stage: Stage) -> None:
-        """`stage` is this rank's first chunk, which has the links that it owns. Collective over the replica."""
+        """Make the copies; `stage` is this rank's first chunk, with the links that it owns. Collective over the
+        replica."""
         self.chain, self.plan = chain.whole(), plan
         with alone():
             self.copies = Stage(self.chain, 0, plan.links, plan.recompute).cuda()
         self.group = parallel_state.get_model_parallel_group()
         self.trained = self.copies.has_backward
         self.is_stale = True
-        """The optimizer has stepped since the last broadcast."""
+        """Whether the optimizer has stepped since the last broadcast."""
         self._has_frozen = False
         self.pieces = [piece for trained in (True, False) for piece in self._pieces(stage, trained)]
 
@@ -92,9 +93,9 @@ class Tower:
         self.is_stale, self._has_frozen = False, True
 
     def encode(self, part: Microbatch, training: bool, keeps: bool) -> Tensor:
-        """Encode a rank's images of a pack: image tokens [rows, 1, LLM width], then features.
+        """Encode a rank's images of a pack; return image tokens [rows, 1, LLM width], then features.
 
-        `keeps`: for a backward.
+        `keeps`: keep what a backward needs.
         """
         self.copies.train(training)
         with alone(), torch.set_grad_enabled(keeps):
@@ -102,7 +103,7 @@ class Tower:
         return tokens
 
     def backward(self, tokens: Tensor, gradient: Tensor) -> None:
-        """Add the gradients of the copies' weights to the sums."""
+        """Run the backward of `encode`; it adds the gradients of the copies' weights to the sums."""
         with alone():
             torch.autograd.backward((tokens,), (gradient,))
 
@@ -122,7 +123,7 @@ class Tower:
 
 
 def owned_links(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
-    """The links of a replicated tower that a chunk of this rank owns; the first chunk owns all of the rank's."""
+    """Return the links of a replicated tower that a chunk of this rank owns; the first chunk owns all of the rank's."""
     if plan.tower is None or vp_stage:
         return ()
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
@@ -145,7 +146,7 @@ def _flatten(
 
 
 def _views(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of a flat tensor, one in the shape of each weight."""
+    """Split a flat tensor into views, one in the shape of each weight."""
     parts = flat.split([weight.numel() for weight in weights])
     return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
 

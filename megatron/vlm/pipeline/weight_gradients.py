@@ -1,4 +1,4 @@
-"""Zero-bubble schedules: the backward pass delays the gradients of the large weights.
+"""Delayed weight gradients for zero-bubble schedules: B leaves those of the large weights to W.
 
     B    grad of the output -> grad of the input; (input, grad of the output) of every linear layer is kept
     W    grad of the weight = grad of the output^T x input, for all that was kept
@@ -34,7 +34,7 @@ class Late:
     """Input of the layer, and gradient of its output."""
 
     def start(self) -> None:
-        """Ask other ranks for their rows of the input, if these are needed, without waiting."""
+        """Start gathering other ranks' rows of the input, if they are needed, without waiting."""
 
     def accumulate(self) -> None:
         """Compute the gradients and let Megatron's hooks see them."""
@@ -52,7 +52,8 @@ def accumulate(late: Sequence[Late]) -> None:
 
 @dataclass
 class Linear(Late):
-    """Of core's linear layers. `gather`: the input is a share of the sequence. `fused`: straight into `main_grad`."""
+    """Weight gradients of core's linear layers; `gather`: group with shares of the input, `fused`: straight into
+    `main_grad`."""
 
     weight: torch.nn.Parameter
     bias: torch.nn.Parameter | None
@@ -61,7 +62,7 @@ class Linear(Late):
     _gathered: tuple[Tensor, Any] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Gather the input of all ranks."""
+        """Start gathering the input of all ranks."""
         if self.gather is not None:
             share = self.held[0].contiguous()
             whole = share.new_empty(self.gather.size() * len(share), *share.shape[1:])
@@ -89,7 +90,7 @@ class Linear(Late):
 
 @dataclass
 class Grouped(Late):
-    """Of experts' matrices."""
+    """Weight gradients of experts' matrices."""
 
     weight: torch.nn.Parameter
     ends: Tensor
@@ -102,17 +103,17 @@ class Grouped(Late):
 
 @dataclass
 class Delayed(Late):
-    """Of a layer of Transformer Engine's, which gathers its input in B and computes first what waits longest."""
+    """Weight gradients of a Transformer Engine layer, which gathers its input in B and keeps a queue of its own."""
 
     layer: Any
 
     def accumulate(self) -> None:
-        """Let the layer compute what waits longest."""
+        """Let the layer compute the oldest in its queue."""
         transformer_engine.compute_late(self.layer)
 
 
 class WeightGradients:
-    """Delays the weight gradients of the linear layers given to `attach`."""
+    """A patch of the linear layers given to `attach`, which delays their weight gradients."""
 
     def __init__(self) -> None:
         self._late: list[Late] | None = None
@@ -136,7 +137,7 @@ class WeightGradients:
 
     @contextmanager
     def delaying(self, late: list[Late]) -> Iterator[None]:
-        """Inside, append to `late` the weight gradients that the backward pass delays."""
+        """Make a context in which the backward appends the weight gradients that it delays to `late`."""
         self._late = late
         try:
             yield
@@ -144,7 +145,7 @@ class WeightGradients:
             self._late = None
 
     def keep(self, late: Late) -> None:
-        """Called by the backward pass of a linear layer."""
+        """Keep weight gradients for W, or compute them now if none are delayed; called by a layer's backward."""
         if self._late is None:
             accumulate([late])
         else:
@@ -154,7 +155,7 @@ class WeightGradients:
         self, original: Callable[..., Tensor], input: Tensor, weight: torch.nn.Parameter,
         bias: torch.nn.Parameter | None, **how: Any,
     ) -> Tensor:  # fmt: skip
-        """Replaces a linear layer's multiplication, `original`: the same result, the weight's gradient separately."""
+        """Multiply in place of a linear layer's `original`: with the same result, and the weight's gradient apart."""
         if not (torch.is_grad_enabled() and weight.requires_grad and input.requires_grad):
             return original(input=input, weight=weight, bias=bias, **how)
         group = how["tp_group"] if how["sequence_parallel"] else None
@@ -167,7 +168,7 @@ class WeightGradients:
         return self._watched(out, input, lambda *held: Linear(held, weight, bias, group, fused))
 
     def _multiply_groups(self, rows: Tensor, weight: torch.nn.Parameter, ends: Tensor) -> Tensor:
-        """Replaces `groups.multiply` in the same way."""
+        """Multiply in place of `groups.multiply`, in the same way."""
         if not (torch.is_grad_enabled() and weight.requires_grad and rows.requires_grad):
             return groups.multiply(rows, weight, ends)
         out = groups.multiply(rows, weight.detach(), ends)
@@ -179,7 +180,7 @@ class WeightGradients:
 
 
 class _Watch(torch.autograd.Function):
-    """The identity, whose backward pass keeps the gradient that comes by."""
+    """The identity, whose backward keeps the gradient that comes by."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, entering: Tensor, keep: Callable[[Tensor, Tensor], None]) -> Tensor:
