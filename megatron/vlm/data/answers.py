@@ -1,10 +1,10 @@
-"""Where the answers stand in what a chat template without `{% generation %}` tags writes.
+"""Ranges of the answers in a conversation's text, for chat templates without `{% generation %}` tags.
 
-The program is run once more with marks, characters of no meaning, around all that is said. An answer reaches from
+The template is run once more with marks, characters of no meaning, around all that is said. An answer reaches from
 behind the opening of the assistant's turn, so that tags of reasoning are in it, to the token behind its words or calls:
 
     <|im_start|>assistant\\n<think>\\n^Well.^\\n</think>\\n\\n^A cat.^<|im_end|>\\n
-                           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ trained
+                           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ trained
 """
 
 import re
@@ -18,17 +18,17 @@ from omnibal_ext.families.markup import KINDS
 
 Range = tuple[int, int]
 FIRST, LAST = 0x100000, 0x10FF00
-"""Of the marks: message number n has FIRST + n."""
+"""Characters used as marks: message number n has FIRST + n."""
 MARK = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
 
 
 def with_answers(
     run: Callable[..., str], text: str, messages: Sequence[Message], opening: str, ending: str
 ) -> tuple[str, list[Range]]:
-    """The text, with `ending` behind it if nothing ends its last answer, and the range of every answer.
+    """Return the text, with `ending` behind it if nothing ends its last answer, and every answer's character range.
 
-    That of an answer without words, calls and reasoning is empty. Raises `Rejected` (unsupported_field, reserved_words)
-    if the program changes what is said.
+    It is empty for an answer without words, calls and reasoning. Raises `Rejected` (unsupported_field, reserved_words)
+    if the template changes what is said.
     """
     marked = run([_marked(message, chr(FIRST + number)) for number, message in enumerate(messages)])
     if MARK.search(text):
@@ -67,13 +67,13 @@ def with_answers(
 
 
 def _says(message: Message) -> bool:
-    """Whether a message has words; a question may be an image alone."""
+    """Return whether a message has words; a question may be an image alone."""
     return any(part.strip() and part not in KINDS for part in message.parts or (message.words,))
 
 
 def _behind_prompt(run: Callable[..., str], text: str, before: Sequence[Message], first: int, opening: str) -> int:
-    """Where an answer starts whose first mark is at `first`: behind the prompt that the program writes for it, or, if
-    there is none, behind what stands before it and as much of the `opening` as follows."""
+    """Return where an answer begins that has its first mark at `first`: behind the prompt that the template writes for
+    it or, if there is none, behind what stands before it and as much of the `opening` as follows."""
     try:
         prompt = run(before, add_generation_prompt=True)
         if not text.startswith(prompt) or len(prompt) > first:
@@ -88,7 +88,7 @@ def _behind_prompt(run: Callable[..., str], text: str, before: Sequence[Message]
 
 
 def _marked(message: Message, mark: str) -> Message:
-    """With a mark before and behind each text that is not empty, within the white space around it."""
+    """Put a mark before and behind each text that is not empty, within the white space around it."""
 
     def around(words: str) -> str:
         core = words.strip()
@@ -101,9 +101,9 @@ def _marked(message: Message, mark: str) -> Message:
 
 
 def opening_of(run: Callable[..., str], chat: Sequence[Message], text: str) -> str:
-    """What a program writes before an answer: the prompt to answer, as far as it stands before answers of `chat` too.
+    """Return what a template writes before an answer: its prompt, as far as that stands before answers of `chat` too.
 
-    `text` is `chat` without reasoning, as the program writes it. A program without such a prompt has all that stands
+    `text` is `chat` without reasoning, as the template writes it. If it has no such prompt, return all that stands
     between question and answer.
     """
     gaps = [

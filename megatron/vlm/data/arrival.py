@@ -1,4 +1,4 @@
-"""How packs get to the device: uint8 pixels, mel frames in pinned memory, copied while the pack before is computed.
+"""Arrival of packs on the device: uint8 pixels, mel frames in pinned memory, copied while the pack before is computed.
 
     worker process       decode and cut images: uint8; decode sounds: fp32 mel frames
     host                 pinned memory, one pack ahead of the device
@@ -53,17 +53,17 @@ class Arrivals:
 
 
 def to_device(pack: Microbatch) -> Microbatch:
-    """The pack with its tensors on this rank's device; copies may still be running."""
+    """Copy the pack's tensors to this rank's device; copies may still be running."""
     return pack.with_tensors(lambda tensor: tensor.to("cuda", non_blocking=True))
 
 
 def with_values(pack: Microbatch) -> Microbatch:
-    """The pack with what the encoders read: normalised pixels, mels. Collective over the tensor-parallel group."""
+    """Add what the encoders read to the pack: normalised pixels, mels. Collective over the tensor-parallel group."""
     return replace(pack, media={size: one.arrived(_sent) for size, one in pack.media.items()})
 
 
 def _sent(read: Tensor) -> Tensor:
-    """Broadcast from the tensor-parallel group's first rank; the others have a meta tensor of the shape."""
+    """Broadcast from the tensor-parallel group's first rank; the others give a meta tensor of the shape."""
     group = parallel_state.get_tensor_model_parallel_group()
     if read.is_meta:
         read = torch.empty(read.shape, dtype=read.dtype, device="cuda")

@@ -1,4 +1,4 @@
-"""The text inputs of a pack for transformers' models: one sequence, in which `position_ids` mark where samples begin.
+"""Text inputs of a pack for transformers' models: one sequence, in which `position_ids` mark where samples begin.
 
 samples          s I I t t s t t                 of a `ChatDataset`, `I` the image tokens
 input_ids        s I I t t s t t       [1, T]    end to end
@@ -19,7 +19,7 @@ IGNORED = -100
 
 
 def join_words(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The text inputs of samples with `input_ids` and `labels`. Raises UserError if there are no samples."""
+    """Join samples with `input_ids` and `labels` to a model's text inputs. Raises UserError if there are no samples."""
     if not samples:
         raise UserError("a pack without samples: its step has fewer than packs; ask for fewer ranks or micro-batches")
     # The first label is ignored: after the shift the sample before it would predict it.
@@ -33,7 +33,7 @@ def join_words(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def boundaries(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """flash-attention's varlen arguments: cumulative lengths int32 [samples + 1], and the longest."""
+    """Return flash-attention's varlen arguments: cumulative lengths int32 [samples + 1], and the longest."""
     lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
     edges = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int()
     longest = int(lengths.max())

@@ -13,10 +13,10 @@ from omnibal_ext.families.markup import KINDS
 from omnibal_ext.reading.costs import CostError, bounded
 
 TAG = "\U0010fffd"
-"""A character of no meaning: where `{% generation %}` begins and ends."""
+"""A character of no meaning, written where `{% generation %}` begins and ends."""
 GENERATION = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
 MOST_WRITTEN = 2**21
-"""Characters: twice the longest conversation."""
+"""Characters that a template may write: twice the longest conversation."""
 REMEDY = "write one (a .jinja file), or choose another, with --chat-template"
 
 _tool = lru_cache(2**10)(loads)  # mostly the same in many conversations
@@ -43,10 +43,10 @@ class ChatProgram:
     def run(
         self, messages: Sequence[Message], tools: Sequence[str], parts: Collection[str] = (), **variables: Any
     ) -> str:
-        """The text of a conversation, with `TAG` where a `{% generation %}` begins or ends and `DATE` for a date.
+        """Write the text of a conversation, with `TAG` where a `{% generation %}` begins or ends and `DATE` for a date.
 
         `tools` are JSON texts; contents of the roles `parts` are lists, and questions that have parts. Raises
-        `Rejected`: unsupported_field if the program refuses the conversation, costly_template if it writes more than
+        `Rejected`: unsupported_field if the template refuses the conversation, costly_template if it writes more than
         `MOST_WRITTEN` characters.
         """
         told = {
@@ -69,7 +69,7 @@ class ChatProgram:
 
 
 def _as_openai(message: Message, as_parts: bool) -> dict[str, Any]:
-    """A message as `apply_chat_template` takes it; without words the content is ""."""
+    """Convert a message to what `apply_chat_template` takes; without words the content is ""."""
     content: Any = message.words
     if content and (as_parts or (message.role == USER and message.parts)):
         kinds = KINDS if message.parts else {}

@@ -1,4 +1,4 @@
-"""The columns of a dataset folder; `indexed_columns` reads and writes them, with core's IndexedDataset."""
+"""Columns of a dataset folder; `indexed_columns` reads and writes them, with core's IndexedDataset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,18 +7,18 @@ import numpy as np
 
 COLUMNS: dict[str, type[np.generic]] = {"tokens": np.int32, "loss_mask": np.uint8, "media": np.uint8}
 OLDER = {"images": np.uint8, "sounds": np.uint8}
-"""In older datasets in place of media: the lists of each kind are a column."""
+"""Columns that older datasets have in place of media: one for the lists of each kind."""
 REMEDY = "preprocess again with omnibal preprocess"
 
 
 def columns_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the columns of a dataset."""
+    """Return the names of a dataset's columns."""
     if "images.bin" not in manifest["checksums"]:
         return tuple(COLUMNS)
     return ("tokens", "loss_mask", "images", *(["sounds"] if "audio" in manifest else []))
 
 
 def files_of(columns: tuple[str, ...]) -> frozenset[str]:
-    """The files of a dataset folder with these columns that have checksums."""
+    """Return the files with checksums in a dataset folder with these columns."""
     files = (f"{name}.{kind}" for name in columns for kind in ("bin", "idx"))
     return frozenset({"rejected.jsonl", "sizes.npz", *files})

@@ -36,14 +36,14 @@ class ChatDataset(DatasetFolder, Dataset):
     """
 
     def __init__(self, folder: str | Path, checks_images: bool = True) -> None:
-        """`checks_images`: an image whose CRC-32 is not the recorded one counts as unreadable."""
+        """Open a folder; with `checks_images`, an image whose CRC-32 is not the recorded one counts as unreadable."""
         super().__init__(folder, checks_images)
         self.readers = readers_of(self)
         for reader in self.readers.values():
             reader.require()
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """input_ids and labels int64 [T] (-100: no loss), pixel_values (`pixels_of`) and images (`Sample.images`).
+        """Return input_ids and labels int64 [T] (-100: no loss), pixel_values (`pixels_of`), images (`Sample.images`).
 
         For models that hear also input_features fp32 [frames, mel bins] of all sounds, feature_lengths int64 [sounds],
         the frames of each, and turns (`Sample.turns`): `InputReader.arguments` of each modality. Raises as these do.
@@ -57,5 +57,5 @@ class ChatDataset(DatasetFolder, Dataset):
         return read
 
     def sample(self, number: int) -> Sample:
-        """One sample."""
+        """Return one sample, none of it read yet."""
         return Sample(self, int(number))

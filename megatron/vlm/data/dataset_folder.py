@@ -31,13 +31,13 @@ class DatasetFolder:
     """
 
     def __init__(self, folder: str | Path, checks_images: bool = True) -> None:
-        """`checks_images`: an image whose CRC-32 is not the recorded one counts as unreadable."""
+        """Open a folder; with `checks_images`, an image whose CRC-32 is not the recorded one counts as unreadable."""
         self.folder, self.checks_images = Path(folder), checks_images
         refuse_without_manifest(self.folder, "a dataset", "omnibal preprocess")
         self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
         self.modalities = (VISION, *(one for one in FURTHER if one.name in self.manifest))
-        """Of its inputs, in the order in which the manifest lists them."""
+        """Modalities of the inputs, in the order in which the manifest lists them."""
         self.sizes = Sizes.load(self.folder / "sizes.npz", [one.size for one in self.modalities[1:]])
         self.sources = Sources(sources_now(self.folder, self.manifest["sources"]))
         from megatron.vlm.data.indexed_columns import open_column  # with core, which `omnibal look` goes without
@@ -65,24 +65,24 @@ class DatasetFolder:
 
     @cached_property
     def amounts(self) -> dict[Modality, NDArray[Any]]:
-        """[N] units of each modality's inputs of every sample: tiles, mel frames."""
+        """Units of each modality's inputs (tiles, mel frames) in every sample, [N]."""
         return {one: self.sizes.of(one.size) for one in self.modalities}
 
     @cached_property
     def media_tokens(self) -> dict[Size, list[int]]:
-        """By the size of what is read of media: the ids that their features replace."""
+        """Token ids that the features of media replace, by the size of what is read."""
         images = (self.manifest["image_token_id"], self.manifest.get("video_token_id"))
         shown = {VISION.size: [token for token in images if token is not None]}
         return shown | {one.size: [self.manifest[f"{one.name}_token_id"]] for one in self.modalities[1:]}
 
     @cached_property
     def further_rules(self) -> dict[Modality, Rule]:
-        """How inputs beyond images became units, such as what is heard of sounds."""
+        """Rules by which inputs beyond images became units, such as what is heard of sounds."""
         return read_rules(self.manifest)
 
     @property
     def rule(self) -> TilingRule:
-        """How images were cut."""
+        """Tiling rule by which images were cut."""
         return TILINGS[self.manifest["tiling"]["rule"]]
 
     @property

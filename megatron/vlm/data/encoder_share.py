@@ -1,4 +1,4 @@
-"""What a rank reads of a pack that several ranks encode: its units' inputs, and all units' sizes."""
+"""A rank's share of a pack that several ranks encode: inputs of its units, and sizes of all units."""
 
 from collections.abc import Iterable, Iterator
 from itertools import cycle
@@ -17,12 +17,12 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 
 
 def numbered(packs: Iterable[int], microbatches: int) -> Iterator[tuple[int, int]]:
-    """(pack number, microbatch of its iteration) for a sequence of packs."""
+    """Pair each of a sequence of pack numbers with its microbatch in its iteration."""
     return zip(packs, cycle(range(microbatches)), strict=False)
 
 
 class EncoderShares(Dataset):
-    """(Pack number, microbatch) -> Microbatch with what this rank encodes of it, on the host (`Media.encodes`)."""
+    """Dataset: (pack number, microbatch) -> Microbatch with what this rank encodes, on the host (`Media.encodes`)."""
 
     reads_media = True
 

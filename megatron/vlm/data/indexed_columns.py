@@ -17,11 +17,11 @@ TYPES = {**COLUMNS, **OLDER}
 
 class _Column(IndexedDataset):
     def __del__(self) -> None:
-        """Do not what core's does: it prints a traceback where the index could not be opened."""
+        """Do nothing: core's prints a traceback where the index could not be opened."""
 
 
 def open_column(folder: Path, name: str) -> IndexedDataset:
-    """A column whose index is known to be whole; its data must have as many bytes as that says. Else UserError."""
+    """Open a column whose index is known to be whole. Raises UserError unless its data have as many bytes."""
     data = folder / f"{name}.bin"
     with open_plain(data, REMEDY) as file:
         size = size_of(file)
@@ -38,7 +38,7 @@ def open_column(folder: Path, name: str) -> IndexedDataset:
 
 
 class ColumnWriter:
-    """Appends samples to one column of a dataset folder; each sample is a document of its own."""
+    """A writer of one column of a dataset folder; each sample is a document of its own."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._index = folder / f"{name}.idx"

@@ -32,17 +32,17 @@ from omnibal_ext.packing.shards import TokenSpan, shard_tokens
 
 @dataclass(frozen=True)
 class Needs:
-    """Which tensors of a microbatch a stage's layers read. Every stage gets the sizes."""
+    """Tensors of a microbatch that a stage's layers read. Every stage gets the sizes."""
 
     media: frozenset[Size]
-    """Of the encoders whose values it reads."""
+    """Sizes of the encoders whose values the stage reads."""
     tokens: bool
     labels: bool
     targets: bool = False
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], language: LanguageArchitecture) -> "Needs":
-        """For a slice of the chain."""
+        """Return what a slice of the chain reads."""
         return cls(
             media=frozenset(one.size for one in ENCODED if one.kinds[0] in kinds),
             tokens="word_embed" in kinds or ("llm" in kinds and language.layer_inputs is not None),
@@ -52,7 +52,7 @@ class Needs:
 
 
 class PackDataset(Dataset):
-    """Pack number -> Microbatch on the host; pixels are uint8, to be normalised on the device. Mel frames are fp32."""
+    """Dataset: pack number -> Microbatch on the host; pixels uint8, to be normalised on the device, mel frames fp32."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PackDataset(Dataset):
         decodes: bool = True,
         rank: int = 0,
     ) -> None:
-        """T is padded to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
+        """Check the index. T is padded to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
 
         `decodes`: if false, another rank broadcasts pixels and mel frames, and meta tensors have their shapes. `rank`:
         the data-parallel rank, which decides its shard of a wide pack.
@@ -90,7 +90,7 @@ class PackDataset(Dataset):
         return bool(self.needs.media) and self.decodes
 
     def __getitem__(self, pack: int) -> Microbatch:
-        """A pack; of a wide one this rank's shard. Images and sounds with placeholders are in `broken`."""
+        """Return a pack; of a wide one this rank's shard. Images and sounds with placeholders are in `broken`."""
         samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
         real, width = [sample.length for sample in samples], self.index.width(pack) if pack >= 0 else 1
         lengths, spans = self._segments(real, width)
@@ -114,7 +114,7 @@ class PackDataset(Dataset):
         return replace(batch, **decoded(self.readers, batch.media, read, self.decodes))
 
     def _media(self, samples: Sequence[Sample], batch: Microbatch) -> dict[Size, Media]:
-        """For all stages the sizes of the inputs; where tokens are read, where those of the encoders go."""
+        """Return the sizes of the inputs for all stages; where tokens are read, also where those of the encoders go."""
         begins, found = [*accumulate(batch.lengths, initial=0)], dict[Size, Media]()
         for size, reader in self.readers.items():
             found[size] = reader.media(samples, begins, self.needs.tokens)
@@ -124,7 +124,7 @@ class PackDataset(Dataset):
         return found
 
     def _segments(self, real: Sequence[int], width: int) -> tuple[Sequence[int], Sequence[Sequence[TokenSpan]]]:
-        """Lengths of all segments of a pack, padding included; of a wide one the spans of every place, too."""
+        """Return lengths of all segments of a pack, padding included; for a wide one also the spans of every place."""
         if width > 1:
             return with_filler(shard_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
         lengths = [max(real, default=0)] * len(real) if self.index.pad else [*real]
@@ -133,7 +133,7 @@ class PackDataset(Dataset):
         return lengths, ()
 
     def _text(self, samples: Sequence[Sample], lengths: Sequence[int], width: int) -> dict[str, Any]:
-        """What the stage needs of the text: ids, labels, which tokens count."""
+        """Return what the stage needs of the text: ids, labels, which tokens count."""
         needs, found = self.needs, dict[str, Any]()
         if not (needs.tokens or needs.labels or needs.targets):
             return found
@@ -159,7 +159,7 @@ def microbatches(
     dataset: Any, order: Iterable[Any], num_workers: int = 0,
     reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Generator[Microbatch, None, None]:  # fmt: skip
-    """The microbatches that a dataset has for the items of `order`, on the host (pinned with CUDA).
+    """Yield the microbatches that a dataset has for the items of `order`, on the host (pinned with CUDA).
 
     `num_workers` processes read what has to be decoded; the rest are read here, which is faster than to transfer them.
     `reading()` makes a context manager for the wait for each microbatch, for timers. Closing it ends the processes.
@@ -184,7 +184,7 @@ def microbatches(
 
 
 def _begin_worker(_: int) -> None:
-    """Have a worker end with its rank, and open its files without a line for each."""
+    """Make a worker end with its rank, and open its files without a line for each."""
     exit_with_parent()
     log_noise.quieten_start_up()
 
@@ -208,7 +208,7 @@ def _start_forkserver() -> None:
 
 
 def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:
-    """The iteration at which a resumed run continues, at any data-parallel size.
+    """Return the iteration at which a resumed run continues, at any data-parallel size.
 
     Raises UserError if the global batch size changed and the position is inside of an iteration.
     """

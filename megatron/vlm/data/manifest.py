@@ -49,7 +49,7 @@ _SOURCE = record(
 
 
 def _template(place: str, value: Any) -> str:
-    """A name of `TEMPLATES`, or the file of another program."""
+    """Check the name of one of `TEMPLATES`, or of another template's file."""
     name = text(place, value)
     return name if name.endswith((".jinja", ".json")) else one_of(*TEMPLATES)(place, name)
 
@@ -83,7 +83,7 @@ _MANIFEST: Check[dict[str, Any]] = record(
 
 
 def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
-    """The manifest, if all of it is as `merge` writes it. Raises UserError naming the field at fault."""
+    """Return the manifest, if all of it is as `merge` writes it. Raises UserError naming the field at fault."""
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if type(version) is not int or version != SCHEMA_VERSION:
         raise UserError(f"schema version {shown(version)}, this program reads {SCHEMA_VERSION}")
@@ -107,12 +107,12 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
 
 
 def is_read_alike(manifest: dict[str, Any]) -> bool:
-    """Whether today's code numbers frames of the dataset's video files, if any, as when it was made."""
+    """Return whether today's code numbers frames of the dataset's video files, if any, as when it was made."""
     return not manifest.get("video_files") or manifest.get("video_reading") == READING
 
 
 def read_media(columns: Mapping[str, bytes]) -> dict[Modality, Sequence[Item]]:
-    """A sample's images, sounds, ... in the order of their tokens, from its JSON in the column "media", or in `OLDER`.
+    """Read a sample's images, sounds, ... in the order of their tokens, from JSON in the column "media" or in `OLDER`.
 
     Raises UserError if it is damaged.
     """
@@ -125,7 +125,7 @@ def read_media(columns: Mapping[str, bytes]) -> dict[Modality, Sequence[Item]]:
 
 
 def read_rules(manifest: Mapping[str, Any]) -> dict[Modality, Rule]:
-    """How a dataset's inputs beyond images became units, by modality. Raises UserError naming the field at fault."""
+    """Read, by modality, how inputs beyond images became units. Raises UserError naming the field at fault."""
     found = dict[Modality, Rule]()
     for one, schema in SCHEMAS.items():
         if one.name in manifest and schema.made_rule:

@@ -1,4 +1,4 @@
-"""Where the files that a dataset refers to lie: as its manifest says or, if they were moved since, moved.json."""
+"""Paths of the files that a dataset refers to: as its manifest says or, if they were moved since, moved.json."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -45,7 +45,7 @@ def with_filler(
 def shard_of_place(
     pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], shown: Sequence[Shown], place: int
 ) -> tuple[Microbatch, list[Shown]]:
-    """The shard of one place of a team, of a pack without pixels that shows these images; and those that it encodes.
+    """Return one place's shard of a pack without pixels that shows these images, and the images that the place encodes.
 
     Images, and temporal steps of videos, are encoded on one place each.
     """
@@ -63,7 +63,7 @@ def shard_of_place(
 
 
 def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, place: int) -> Microbatch:
-    """The shard of one place of a team, of a pack without pixels.
+    """Return the shard of one place of a team, of a pack without pixels.
 
     `spans`: the tokens of every place. `makers` [features]: the place that computes each image feature of the pack.
     """
@@ -98,8 +98,8 @@ def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Int
 
 
 def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRoute:
-    """How a place sends and receives features. `makers` [features]: the place that computes each; `asked`: the features
-    that each place reads, in order."""
+    """Return how a place sends and receives features. `makers` [features]: the place that computes each; `asked`: the
+    features that each place reads, in order."""
     place_of, places = np.zeros(len(makers), np.int64), len(asked)
     for maker in range(places):
         made = makers == maker
@@ -118,7 +118,7 @@ def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRou
 
 
 def _cut(lengths: Sequence[int], parts: Sequence[Sequence[TokenSpan]], cut: Sequence[int]) -> SplitSamples:
-    """The samples of these numbers, of which several places have rows."""
+    """Return the samples of the numbers `cut`, of which several places have rows."""
     arrived = [part for mine in parts for part in mine if part[0] in cut]
     keys = [(number, token) for number, begin, end in arrived for token in range(begin, end)]
     order = np.lexsort(np.array(keys, np.int64).reshape(-1, 2).T[::-1])
@@ -127,7 +127,7 @@ def _cut(lengths: Sequence[int], parts: Sequence[Sequence[TokenSpan]], cut: Sequ
 
 
 def _rows(lengths: Sequence[int], parts: Sequence[TokenSpan]) -> Ints:
-    """The indices in the pack of a place's tokens, in the place's order."""
+    """Return the indices in the pack of a place's tokens, in the place's order."""
     starts = [*accumulate(lengths, initial=0)]
     return np.concatenate([np.arange(starts[n] + begin, starts[n] + end) for n, begin, end in parts])
 
@@ -139,7 +139,7 @@ def _text(pack: Microbatch, rows: Tensor) -> dict[str, Any]:
 
 
 def _tokens_of_images(pack: Microbatch, rows: Sequence[Ints], place: int) -> tuple[list[Ints], dict[str, Any]]:
-    """The features that every place reads (none if the stage reads no tokens), and this place's image fields."""
+    """Return the features that every place reads (none if the stage reads no tokens), and this place's image fields."""
     images = Images.of(pack)
     if images.positions is None:
         return [np.empty(0, np.int64) for _ in rows], {}

@@ -69,12 +69,12 @@ REJECT: Check[dict[str, Any]] = record({"file": text, "line": integer(1), "reaso
 
 
 def reject_limit(lines: int, limit: int | None) -> int:
-    """How many of `lines` may be rejected: `limit`, by default one in a hundred and at least ten."""
+    """Return how many of `lines` may be rejected: `limit`, by default one in a hundred and at least ten."""
     return max(LEAST_LIMIT, lines // LINES_A_REJECT) if limit is None else limit
 
 
 class RejectCount:
-    """Counts rejected lines by reason."""
+    """Numbers of rejected lines by reason."""
 
     def __init__(self) -> None:
         self.by_reason: Counter[str] = Counter()
@@ -95,7 +95,7 @@ class RejectCount:
 
     @property
     def total(self) -> int:
-        """Rejected lines."""
+        """Number of rejected lines."""
         return self.by_reason.total()
 
     def check(self, limit: int, lines: int, where: Path | None = None, whole: bool = False) -> None:
@@ -113,7 +113,7 @@ class RejectCount:
         raise UserError(f"{said}{listed}; {remedy}{allowed}")
 
     def describe(self) -> str:
-        """The reasons, most frequent first, and the first rejected line."""
+        """Name the reasons, most frequent first, and the first rejected line."""
         if self._first is None:
             return "it has none"
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())
@@ -122,7 +122,7 @@ class RejectCount:
 
 
 def _place(row: dict[str, Any]) -> str:
-    """The file of a rejected row, and which it is: "line 4", or "element 4" of a JSON list."""
+    """Name the file of a rejected row, and which it is: "line 4", or "element 4" of a JSON list."""
     path, is_element = Path(row["file"]), False
     if path.suffix == ".json":
         with suppress(OSError, UserError), open_plain(path, "") as file:

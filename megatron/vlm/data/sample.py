@@ -28,7 +28,7 @@ class Sample:
         self.amounts = {one: int(column[number]) for one, column in data.amounts.items()}
         """Units of all inputs of each modality: tiles, mel frames."""
         self.length, self.tiles = int(data.sizes.tokens[number]), self.amounts[VISION]
-        """Tokens of the text, those of images and sounds included; tiles of all images."""
+        """Number of tokens of the text, those of images and sounds included; of tiles of all images."""
 
     def __str__(self) -> str:
         return f"{self.data.folder}: sample {self.number}"
@@ -72,7 +72,7 @@ class Sample:
         return found
 
     def items(self, modality: Modality) -> Sequence[Any]:
-        """Its images, or its sounds, in the order of their tokens.
+        """Return the images, or the sounds, in the order of their tokens.
 
         Raises UserError if the list is damaged or has other units than sizes.npz says.
         """
@@ -80,30 +80,30 @@ class Sample:
 
     @property
     def images(self) -> Sequence[TiledImage]:
-        """The images and videos."""
+        """Images and videos, in the order of their tokens."""
         return self.items(VISION)
 
     @cached_property
     def orders(self) -> list[FeatureOrder]:
-        """For each image, which of its tiles' features each token is; -1 is a newline."""
+        """Which of its tiles' features each token of an image is, for each image; -1 is a newline."""
         rule, each = self.data.rule, self.data.manifest["tokens_per_tile"]
         return [rule.order(image, each) for image in self.images]
 
     @cached_property
     def turns(self) -> list[tuple[int, ...]]:
-        """For each image, the `Sound.turns` of a video that is heard too, else ()."""
+        """`Sound.turns` of a video that is heard too, else (), for each image."""
         heard = {sound.video: sound.turns for sound in self.items(AUDIO) if sound.turns}
         return [heard.get(number, ()) for number in range(len(self.images))]
 
     @cached_property
     def _whole_runs(self) -> list[int]:
-        """As `runs` of images, but a video that is heard too is a single run."""
+        """`runs` of images, but a video that is heard too is a single run."""
         places = [self.data.rule.places(image).count for image in self.images]
         return [len(order) // count for order, count in zip(self.orders, places, strict=True) for _ in range(count)]
 
     def runs(self, modality: Modality) -> list[int]:
-        """The length of each run of a modality's tokens: of images, of an image, of each of its rows or tiles, of a
-        video's step, or of each turn of a video that is heard too."""
+        """Return the length of each run of a modality's tokens: of images, of an image, of each of its rows or tiles,
+        of a video's step, or of each turn of a video that is heard too."""
         if modality != VISION:
             return [run for item in self.items(modality) for run in item.runs]
         if not any(self.turns):
@@ -113,14 +113,14 @@ class Sample:
 
     @property
     def image_starts(self) -> list[int]:
-        """The index in `text` of the first token of each run of image tokens, of a heard video of its first."""
+        """Index in `text` of the first token of each run of image tokens; of a heard video, of its first run."""
         shown = np.flatnonzero(np.isin(self.text[0], self.data.media_tokens[VISION.size]))
         runs = np.array(self._whole_runs, dtype=np.int64)
         return shown[np.cumsum(runs) - runs].tolist()
 
     @property
     def prefix(self) -> int:
-        """Tokens in `text` before the first that is to be predicted; all images and sounds come before it."""
+        """Number of tokens in `text` before the first that is to be predicted; all images and sounds come before it."""
         mask = self._column("loss_mask")
         return self.length - len(mask) + int(mask.argmax())
 
@@ -132,7 +132,7 @@ class Sample:
 
     @contextmanager
     def decoding(self, path: Path) -> Iterator[None]:
-        """What fails in it is a UserError that names the file and this sample."""
+        """Make a context in which failures become a UserError that names the file and this sample."""
         try:
             yield
         except ChangedError as error:

@@ -1,8 +1,8 @@
-"""The sandbox in which chat templates run, as transformers' `apply_chat_template` runs them.
+"""Sandbox in which chat templates run, as transformers' `apply_chat_template` runs them.
 
 A template is anyone's program. Its time and memory are limited from outside (`omnibal_ext.reading.costs`), which stops
-any loop; here what would compute without end in one step is taken away, which is arithmetic with long numbers, and
-what writes something else each time.
+any loop; here what would compute without end in one step is taken away, which is arithmetic with long numbers, and what
+writes something else each time.
 """
 
 from functools import cache
@@ -17,26 +17,26 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from megatron.vlm.data.turns import as_json
 
 DATE = "\U0010fffc"
-"""A character of no meaning: where a template writes the day's date."""
+"""A character of no meaning, in place of the day's date."""
 BITS, DIGITS = 2**12, 1000
-"""Of the longest numbers that are multiplied, and read from texts."""
+"""Length of the longest numbers that are multiplied, and that are read from texts."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Values of `loop` are harmless, and to check each takes long."""
+        """Return values of `loop` unchecked: they are harmless, and to check each takes long."""
         if type(obj) is LoopContext and hasattr(LoopContext, attribute) and not attribute.startswith("_"):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Numbers have none: `from_bytes` makes long ones."""
+        """Refuse all attributes of numbers: `from_bytes` makes long ones."""
         return not isinstance(obj, int | float | bytes) and super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuses products and powers that are long numbers."""
+        """Refuse products and powers that are long numbers."""
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * right
             if bits > BITS:
@@ -46,7 +46,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 @cache
 def sandbox() -> ImmutableSandboxedEnvironment:
-    """The environment of all chat templates."""
+    """Return the environment of all chat templates."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda _: DATE}
     own: dict[str, Any] = {"tojson": _tojson, "int": _whole, "round": _rounded}

@@ -1,4 +1,4 @@
-"""The input files of a dataset: short names, and the file of each sample."""
+"""Input files of a dataset: short names, and the file of each sample."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -12,7 +12,7 @@ class Sources:
     """A dataset's input files, and the file of each sample."""
 
     def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """`entries`: the manifest's `sources`: file and number of samples of each input, in the samples' order."""
+        """Take the manifest's `sources`: file and number of samples of each input, in the samples' order."""
         files = list(dict.fromkeys(str(entry["file"]) for entry in entries))
         self.names = short_names(files)
         self._ends = np.cumsum([entry["samples"] for entry in entries])
@@ -20,17 +20,17 @@ class Sources:
         self._entries = entries
 
     def entry(self, sample: int) -> Mapping[str, Any]:
-        """The manifest's entry of a sample's input file."""
+        """Return the manifest's entry of a sample's input file."""
         found: Mapping[str, Any] = self._entries[int(np.searchsorted(self._ends, sample, side="right"))]
         return found
 
     def of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The index in `names` of each sample's input file."""
+        """Return the index in `names` of each sample's input file."""
         return self._numbers[np.searchsorted(self._ends, samples, side="right")]
 
 
 def short_names(files: Sequence[str]) -> tuple[str, ...]:
-    """Each file's name without suffix, preceded by as many parent folders as make the names distinct.
+    """Return each file's name without suffix, preceded by as many parent folders as make the names distinct.
 
     a/train.jsonl, b/train.jsonl, b/more.jsonl: a/train, b/train, more
     """

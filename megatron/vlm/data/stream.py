@@ -39,7 +39,7 @@ BYTES_A_NUMBER = 4.0
 
 
 class Route:
-    """The rows that a rank sends to and receives from every other one, where samples go from ranks to others.
+    """Rows that a rank sends to and receives from every other one when samples move between ranks.
 
         rank 0   a a c c c        ranks before   a 0, b 1, c 0, d 1        rank 0   b d d      after: a 1, b 0, c 1, d 0
         rank 1   b d d            rows           2    1    3    2          rank 1   a a c c c
@@ -49,7 +49,8 @@ class Route:
     """
 
     def __init__(self, source: Ints, target: Ints, rows: Ints, rank: int, ranks: int) -> None:
-        """`source` and `target`: rank of each of N samples before and after; `rows`: its number of rows. [N] each."""
+        """Plan it; `source`, `target`: rank of each of N samples before and after; `rows`: its number of rows; [N]
+        each."""
         own, here = np.flatnonzero(source == rank), np.flatnonzero(target == rank)
         by_target = np.argsort(target[own], kind="stable")
         by_source = np.argsort(source[here], kind="stable")
@@ -59,9 +60,9 @@ class Route:
         self.receive_counts = np.bincount(source[here], rows[here], ranks).astype(int).tolist()
 
     def send(self, rows: Tensor, group: Any) -> Tensor:
-        """Rows [n, ...] of the samples of this rank before -> rows [m, ...] of its samples after.
+        """Exchange rows [n, ...] of this rank's samples before for rows [m, ...] of its samples after.
 
-        Collective, and so is the backward pass: a rank without samples gives rows [0, ...] that require a gradient.
+        Collective, and so is the backward: a rank without samples gives rows [0, ...] that require a gradient.
         """
         ordered = rows.index_select(0, self.send_order.to(rows.device))
         arrived: Tensor = _AllToAll.apply(ordered, self.send_counts, self.receive_counts, group)
@@ -82,7 +83,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _rows_of(order: Ints, rows: Ints) -> Tensor:
-    """Indices that bring concatenated samples into `order`; sample i has rows[i] rows: int64 [sum of rows]."""
+    """Return indices that bring concatenated samples into `order`; sample i has rows[i] rows: int64 [sum of rows]."""
     starts = np.cumsum(rows) - rows
     return torch.from_numpy(np.repeat(starts[order] - (np.cumsum(rows[order]) - rows[order]), rows[order])
                             + np.arange(int(rows.sum())))  # fmt: skip
@@ -93,18 +94,18 @@ class StreamStep:
     """One rank's work in a step, and where its features go between the phases."""
 
     inputs: Mapping[str, Mapping[str, Tensor]]
-    """Of `AUDIO`, for models that hear, and `VISION`: tensors of this rank's samples there, end to end, by their names
-    in a sample."""
+    """Tensors of this rank's samples in each phase, end to end, by their names in a sample: `VISION`, and `AUDIO` for
+    models that hear."""
     routes: Mapping[str, Route]
-    """From each sample's rank in these phases to its rank in the language phase, in features."""
+    """Routes of features from each sample's rank in these phases to its rank in the language phase."""
     group: Any
-    """A process group for features only: gradient reductions run concurrently, in another order."""
+    """Process group for features only: gradient reductions run concurrently, in another order."""
     batch: dict[str, Any] | None
     """This rank's samples in the language phase as one sequence with boundaries, without pixels; None: no samples."""
     counted: int
-    """Tokens of all ranks that count in the loss."""
+    """Number of tokens of all ranks that count in the loss."""
     samples: int
-    """Of all ranks."""
+    """Number of samples of all ranks."""
     placed: Mapping[str, PhasePlacement]
 
     @property
@@ -113,13 +114,13 @@ class StreamStep:
         return self.inputs[VISION]["pixel_values"]
 
     def send(self, features: Tensor, phase: str = VISION) -> Tensor:
-        """Features [tokens, width] of a phase's inputs -> those of `batch`. Collective, as `Route.send` says: all ranks
-        send those of all phases, in the same order."""
+        """Exchange features [tokens, width] of a phase's inputs for those of `batch`. Collective, as `Route.send` says:
+        all ranks send those of all phases, in the same order."""
         return self.routes[phase].send(features, self.group)
 
 
 class StreamSteps:
-    """Iterates over steps, each of `each` samples of every rank, until a rank has fewer left.
+    """An iterator over steps, each of `each` samples of every rank, until a rank has fewer left.
 
     A thread reads ahead, exchanges sizes, plans, and sends inputs over a process group of its own.
     """
@@ -134,8 +135,8 @@ class StreamSteps:
         ranks_per_node: int | None = None,
         audio_token: int | None = None,
     ) -> None:
-        """Samples are those of a `ChatDataset`, with `position_ids` [T, 4] for M-RoPE and `image_grid_thw` [images, 3]
-        for native resolution. Collective: it makes process groups.
+        """Read samples of a `ChatDataset`, with `position_ids` [T, 4] for M-RoPE and `image_grid_thw` [images, 3] for
+        native resolution. Collective: it makes process groups.
 
         Args:
             phases: cost of a sample by mel frames (`AUDIO`), tiles (`VISION`) and tokens (`LANGUAGE`); None: samples
@@ -164,7 +165,7 @@ class StreamSteps:
                 yield step
 
     def _next(self, samples: Iterator[Mapping[str, Tensor]]) -> StreamStep | None:
-        """The next step, or None if a rank has too few samples."""
+        """Return the next step, or None if a rank has too few samples."""
         own = list(islice(samples, self.each))
         sizes = self._sizes_of_all(own)
         if sizes is None:
@@ -184,8 +185,8 @@ class StreamSteps:
         return StreamStep(inputs, routes, self.of_features, batch, int(counted.sum()), len(home), placed)
 
     def _sizes_of_all(self, own: list[Mapping[str, Tensor]]) -> Ints | None:
-        """Audio tokens, counted tokens and rows of `NAMES` of all ranks' samples, [ranks * each, 2 + names]; None if a
-        rank has too few samples."""
+        """Gather audio tokens, counted tokens and rows of `NAMES` of all ranks' samples, [ranks * each, 2 + names];
+        None if a rank has too few samples."""
         mine = torch.full((self.each, 2 + len(NAMES)), -1)
         for row, sample in zip(mine, own, strict=False):
             heard = int((sample["input_ids"] == self.audio_token).sum()) if self.audio_token is not None else 0
@@ -218,7 +219,7 @@ class StreamSteps:
     def _send(
         self, own: list[Mapping[str, Tensor]], phase: str, home: Ints, target: Ints, rows: Mapping[str, Ints]
     ) -> dict[str, Tensor]:
-        """The tensors of a phase of the samples that are this rank's there, end to end."""
+        """Return a phase's tensors of the samples that are this rank's there, end to end."""
         found = {name: torch.cat([sample[name] for sample in own]) for name in INPUTS[phase] if name in own[0]}
         if np.array_equal(home, target):
             return found
@@ -237,7 +238,7 @@ def _input_bytes(phase: str, sample: Mapping[str, Tensor], rows: Mapping[str, In
 
 
 def _joined(words: Mapping[str, Tensor], lengths: list[int]) -> dict[str, Any] | None:
-    """Samples of so many tokens as one sequence with boundaries; None: there are none."""
+    """Join samples of so many tokens to one sequence with boundaries; None: there are none."""
     if not lengths:
         return None
     parts = zip(words["input_ids"].split(lengths), words["labels"].split(lengths), strict=True)

@@ -32,12 +32,12 @@ from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.reading.costs import CostError, bounded
 
 TOKENS = re.compile(r"\{#- tokens: (.*) -#\}")
-"""The special tokens of one of ours, in the order in which ids are given to those that a tokenizer lacks."""
+"""Pattern of the comment that lists a template's special tokens, in the order in which missing ones get ids."""
 FORMS: tuple[tuple[str, ...], ...] = ((), (USER, ASSISTANT, TOOL), (SYSTEM, USER, ASSISTANT, TOOL))
 """Roles whose contents are lists: tokenizers' templates take texts, processors' lists."""
 
 LISTED = re.compile(r"""(["'])type\1: *(["'])text\2""")
-"""What is in the text of a program that prints a list of parts as it is."""
+"""Pattern of the text that a program writes if it prints a list of parts as it is."""
 
 TOLD = Message(SYSTEM, "Be brief.And kind.", parts=("Be brief.", "And kind."))
 QUESTION = (Message(USER, "What is it?"), Message(ASSISTANT, "A cat."))
@@ -58,7 +58,7 @@ LOOK = (
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """The text of a conversation and its trained half-open character ranges, in order.
+    """Text of a conversation and its trained half-open character ranges, in order.
 
     The text is tokenised separately before and after each of `cuts`.
     """
@@ -81,7 +81,7 @@ class ChatTemplate:
     def text(
         self, messages: Sequence[Message], tools: Sequence[str] = (), parts: Collection[str] | None = None
     ) -> str | None:
-        """What the program writes; None if it refuses the conversation or leaves out what somebody says.
+        """Write a conversation; None if the template refuses it or leaves out what somebody says.
 
         Raises UserError if it takes longer than a file of others may.
         """
@@ -115,7 +115,7 @@ class ChatTemplate:
 
     @cached_property
     def pair(self) -> bool:
-        """One question and its answer is all that it writes."""
+        """Whether one question and its answer is all that it writes."""
         return self.text(SEVERAL) is None and self.text((TOLD, *SEVERAL)) is None
 
     @cached_property
@@ -146,7 +146,7 @@ class ChatTemplate:
 
     @cached_property
     def _media(self) -> Mapping[str, str]:
-        """Mark -> what is written for an image, a video or a sound that is a part of a message, of those it takes."""
+        """Mark -> text for an image, a video or a sound that is a part of a message, if the template takes it."""
         without = self._shown("One")
         found = dict[str, str]()
         for mark in KINDS:
@@ -160,7 +160,7 @@ class ChatTemplate:
         return self._shown("One", "Two") is not None
 
     def _takes(self, message: Message) -> bool:
-        """Whether the parts of a message, if it has some, may be given apart."""
+        """Return whether the parts of a message, if it has some, may be given apart."""
         if message.role != USER or not message.parts:
             return True
         return self._takes_parts and self._media.keys() >= {part for part in message.parts if part in KINDS}
@@ -171,20 +171,20 @@ class ChatTemplate:
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:
-        """The special tokens that it writes or that end an answer."""
+        """Special tokens that it writes or that end an answer."""
         texts = "".join(self.text(chat) or "" for chat in CHATS)
         return tuple(token for token in self._special if token in texts or token == self._eos)
 
     @cached_property
     def ending(self) -> str:
-        """The token behind an answer; "" if there is none."""
+        """Token behind an answer; "" if there is none."""
         text = next(filter(None, map(self.text, CHATS)), "")
         behind = text.partition(QUESTION[1].words)[2].lstrip()
         return max((token for token in self.tokens if behind.startswith(token)), key=len, default="")
 
     @property
     def end_of_turn(self) -> str:
-        """The token at which a reply stops."""
+        """Token at which a reply stops."""
         return self.ending or self._eos
 
     @property
@@ -208,7 +208,7 @@ class ChatTemplate:
     def written(
         self, messages: Sequence[Message], tools: Sequence[str] = (), default_system: bool = True
     ) -> tuple[str, list[Range]]:
-        """The text of a conversation, and for each of the assistant's messages the range of it that may be trained.
+        """Return the text of a conversation, and for each of the assistant's messages the range that may be trained.
 
         Raises `Rejected` (unsupported_field, reserved_words, costly_template).
         """
@@ -258,8 +258,8 @@ class ChatTemplate:
 
 
 def inserted(without: str | None, text: str | None) -> str:
-    """What stands in a text and not in another, without white space around it and words before ("Picture 1: "); "" if
-    they differ otherwise."""
+    """Return what stands in a text and not in another, without white space around it and words before ("Picture 1: ");
+    "" if they differ otherwise."""
     size = len(text or "") - len(without or "")
     if size <= 0 or text is None or without is None:
         return ""
@@ -270,7 +270,7 @@ def inserted(without: str | None, text: str | None) -> str:
 
 @cache
 def chat_template(name: str) -> ChatTemplate:
-    """The template of that name. Raises `UserError` naming the known ones."""
+    """Return the template of that name. Raises `UserError` naming the known ones."""
     if name not in TEMPLATES:
         raise UserError(f"unknown chat template {name!r}; known: {', '.join(TEMPLATES)}")
     source = TEMPLATES[name].read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The messages of a conversation: text and, for models that support them, tools, tool calls, results and reasoning.
+"""Messages of a conversation: text and, for models that support them, tools, tool calls, results and reasoning.
 
 How they become one text is a chat template's own matter (`templates.py`). Templates of reasoning models write reasoning
 after the user's last question only. A model never sees its reasoning about earlier questions again, so it is not
@@ -52,5 +52,5 @@ class Message:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All of its texts that will be written."""
+        """All texts of the message that will be written."""
         return (self.words, self.reasoning or "", *(text for call in self.calls for text in call.texts))

@@ -1,4 +1,4 @@
-"""One JSON list of conversations, as LLaVA's files are.
+"""JSON lists of conversations, one a file, as LLaVA's are.
 
 Its elements are found by their brackets and strings alone, a block of the file at a time, and decoded one by one later:
 what is no JSON in itself is one rejected row.
@@ -22,7 +22,7 @@ from omnibal_ext.reading.files import open_plain
 
 REMEDY = "fix or split the file"
 MOST_DEPTH = 1000
-"""Brackets within brackets; JSON decoders do not take more."""
+"""Most brackets within brackets; JSON decoders do not take more."""
 _WHAT = "is no JSON list to its end"
 _BLOCK = 2**20
 _SPACE = re.compile(rb"[ \t\r\n]*+")
@@ -34,17 +34,17 @@ _CLOSING = {ord("["): ord("]"), ord("{"): ord("}")}
 
 
 def _within(depth: int) -> bytes:
-    """Matches brackets with at most `depth` within each other inside."""
+    """Return a pattern of brackets with at most `depth` within each other inside."""
     inner = rb'(?:[^]\[{}"]++|%b%b)*+' % (_QUOTED, b"|" + _within(depth - 1) if depth else b"")
     return rb"(?:\{%b\}|\[%b\])" % (inner, inner)
 
 
 _SHALLOW = re.compile(_within(3), re.DOTALL)
-"""Matches nearly all elements at once."""
+"""Pattern that matches nearly all elements at once."""
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Cut a file. Raises UserError if it is not one JSON list and nothing else."""
+    """Cut a file into parts. Raises UserError if it is not one JSON list and nothing else."""
     parts, spans, count = [], [], 0
     with named_errors(path, _WHAT, REMEDY), open_plain(path, REMEDY) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -64,7 +64,7 @@ def cut(path: Path, rows_per_part: int) -> InputFile:
 
 
 def _first_fault(file: BinaryIO, start: int, fault: "_FaultError") -> str:
-    """What is wrong, in which line, and behind which words: as a JSON decoder sees the element from byte `start` on.
+    """Say what is wrong, in which line and behind which words, as a JSON decoder sees the element from byte `start` on.
 
     A quote that is missing turns words into strings and strings into words, so brackets alone tell nothing of where.
     """
@@ -80,19 +80,19 @@ def _first_fault(file: BinaryIO, start: int, fault: "_FaultError") -> str:
 
 
 def _line_of(file: BinaryIO, position: int) -> int:
-    """The number, from 1, of the line that has this byte."""
+    """Return the number, from 1, of the line that has this byte."""
     file.seek(0)
     blocks = (file.read(min(_BLOCK, position - at)) for at in range(0, position, _BLOCK))
     return 1 + sum(block.count(b"\n") for block in blocks)
 
 
 def is_list(start: bytes) -> bool:
-    """Whether a file that begins with these bytes is meant as a list."""
+    """Return whether a file that begins with these bytes is meant as a list."""
     return start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 def rows(part: PartSource) -> Iterator[Row]:
-    """The elements of a part."""
+    """Yield the elements of a part."""
     with named_errors(part.file, _WHAT, REMEDY), open_plain(part.file, REMEDY) as file:
         file.seek(part.offset)
         found = islice(_Text(file).elements(), part.lines)
@@ -102,7 +102,7 @@ def rows(part: PartSource) -> Iterator[Row]:
 
 
 class _FaultError(Exception):
-    """What is wrong with a list, and at which byte."""
+    """A list's fault, and its byte."""
 
 
 class _Text:
@@ -114,7 +114,7 @@ class _Text:
 
     @property
     def position(self) -> int:
-        """The byte of the file that is next."""
+        """Byte of the file that is next."""
         return self.offset + self.at
 
     def open_list(self) -> None:
@@ -124,7 +124,7 @@ class _Text:
         self._expect(b"[", "a list")
 
     def elements(self) -> Iterator[tuple[int, int]]:
-        """First byte and end of each element of the list whose first element is next; passes its closing bracket."""
+        """Yield first byte and end of each element of the list whose first is next, and pass its closing bracket."""
         if self._next() == b"]":
             self.at += 1
             return
@@ -146,7 +146,7 @@ class _Text:
                 raise _FaultError("the list has ended, and more follows", self.position)
 
     def _next(self) -> bytes:
-        """The next byte that is no white space."""
+        """Return the next byte that is no white space, without passing it."""
         while True:
             self.at = _end(_SPACE, self.block, self.at)
             if self.at < len(self.block):

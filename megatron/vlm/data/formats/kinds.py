@@ -1,4 +1,4 @@
-"""The registry of kinds of media in records: how files, fields and messages name them."""
+"""Registry of kinds of media in records: how files, fields and messages name them."""
 
 from dataclasses import dataclass, replace
 
@@ -11,20 +11,20 @@ class Kind:
     """One kind of media."""
 
     modality: Modality
-    """Of the encoder that reads it."""
+    """Modality of the encoder that reads it."""
     mark: str
     noun: str
     plural: str
     fields: tuple[str, ...]
-    """Of a record."""
+    """Names of a record's fields that have it."""
     parts: tuple[str, ...]
-    """Types of parts of messages."""
+    """Types of message parts that have it."""
     endings: tuple[str, ...]
-    """Of files."""
+    """Endings of its files."""
     others: tuple[str, ...] = ()
-    """Marks of it in other programs."""
+    """Marks for it in other programs."""
     of_frames: bool = False
-    """One may be a list of frames, with their times."""
+    """Whether it may be a list of frames, with their times."""
 
 
 IMAGES = Kind(
@@ -42,4 +42,4 @@ SOUNDS = Kind(
 )  # fmt: skip
 FILMS = replace(VIDEOS, modality=FILM)
 MEDIA = (IMAGES, VIDEOS, SOUNDS, FILMS)
-"""Several may have one mark and the same fields: a model takes one of them."""
+"""All kinds. Several may have one mark and the same fields: a model takes one of them."""

@@ -43,7 +43,7 @@ def cut(path: Path, rows_per_part: int) -> InputFile:
 
 
 def rows(part: PartSource) -> Iterator[Row]:
-    """The lines of a part that are not blank, with their numbers in the file."""
+    """Yield the lines of a part that are not blank, with their numbers in the file."""
     with named_errors(part.file, "cannot be read", REMEDY), open_plain(part.file, REMEDY) as file:
         offset = part.offset
         file.seek(offset)

@@ -10,7 +10,8 @@ from omnibal_ext.reading.files import open_plain
 
 
 def read_place(path: Path, place: Place) -> bytes:
-    """The bytes at a place in a file. Raises ValueError for damaged base64, UserError if the file cannot be read."""
+    """Read the bytes at a place in a file. Raises ValueError for damaged base64, UserError for a file that cannot
+    be."""
     kind, *where = place
     if kind == "cell":
         column, row, index = where
@@ -23,7 +24,7 @@ def read_place(path: Path, place: Place) -> bytes:
 
 
 def embedded(reference: str, row: Row) -> Place | None:
-    """The place of a `data:` URL's content in its row's file; None if it is escaped there."""
+    """Return the place of a `data:` URL's content in its row's file; None if it is escaped there."""
     payload = reference.partition(";base64,")[2].encode()
     start = row.record.find(payload) if payload and isinstance(row.record, bytes) else -1
     return None if start < 0 else ("base64", row.offset + start, len(payload))

@@ -1,4 +1,4 @@
-"""What every format is read as: input files, their parts, rows."""
+"""What all formats have in common: input files, their parts, rows."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,12 +13,12 @@ from omnibal_ext.reading.document import MOST_BYTES
 
 ROWS_PER_PART = 500
 MOST_VALUES = 2**21
-"""Of one record: they take a hundred bytes of memory each."""
+"""Most values of one record: they take a hundred bytes of memory each."""
 _SMALL = 2**20
 
 
 def bulk_of(record: bytes) -> tuple[str, str] | None:
-    """The fault (reason, detail) of a record, in JSON, that is too large to be decoded."""
+    """Return the fault (reason, detail) of a JSON record that is too large to be decoded; None if it is not."""
     if len(record) <= _SMALL:
         return None
     if len(record) > MOST_BYTES:
@@ -29,7 +29,7 @@ def bulk_of(record: bytes) -> tuple[str, str] | None:
 
 @contextmanager
 def named_errors(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Context in which errors about a file become one line, "PATH: WHAT (ERROR); REMEDY"."""
+    """Make a context in which errors about a file become one line, "PATH: WHAT (ERROR); REMEDY"."""
     try:
         yield
     except UserError as error:
@@ -71,11 +71,11 @@ class PartSource:
     root: Path | None = None
     """Image root of this file, if not the recipe's."""
     max_tiles: int | None = None
-    """Limit of this file's conversations, if not the recipe's."""
+    """Tile limit of this file's conversations, if not the recipe's."""
 
     @property
     def place(self) -> str:
-        """The file and the lines, for messages."""
+        """File and lines, for messages."""
         return f"{self.file}: lines {self.first_line} to {self.first_line + self.lines - 1}"
 
 

@@ -31,9 +31,9 @@ PARQUET, ARROW = b"PAR1", b"ARROW1"
 STREAM = 8
 """Byte of an Arrow file at which its stream begins."""
 END = b"\xff\xff\xff\xff\0\0\0\0"
-"""Of an Arrow stream."""
+"""Last bytes of an Arrow stream."""
 FEW = 2**16
-"""Rows that a table of any size may have; more are at most one a byte."""
+"""Rows that a table of any size may have; a larger one has at most one a byte."""
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
@@ -68,7 +68,7 @@ def _cut(path: Path, rows_per_part: int) -> InputFile:
 
 
 def rows(part: PartSource) -> Iterator[Row]:
-    """The rows of a part. A process that works apart takes a limited memory for them."""
+    """Yield the rows of a part. A process that works apart takes a limited memory for them."""
     found = _open(part.file).records(part.offset, part.size)
     number = part.first_line
     while number < part.first_line + part.lines:
@@ -95,7 +95,7 @@ def _holds_bytes(value: Any) -> bool:
 
 
 def _named(value: Any, column: str, row: int, images: dict[str, Place]) -> Any:
-    """The value with cells' images replaced by names, whose places are added to `images`."""
+    """Replace images in cells by names, and add the places of these to `images`."""
     several = isinstance(value, list)
     names: list[Any] = []
     for index, entry in enumerate(value if several else [value]):
@@ -110,7 +110,7 @@ def _named(value: Any, column: str, row: int, images: dict[str, Place]) -> Any:
 
 
 def read_cell(path: Path, column: str, row: int, index: int) -> bytes:
-    """The bytes of an image in a table; `index` in the cell's list, -1 if the cell is one image."""
+    """Return the bytes of an image in a table; `index` in the cell's list, -1 if the cell is one image."""
     table = _open(path)
     with _reading(path):
         cell = table.cell(column, row)
@@ -120,7 +120,7 @@ def read_cell(path: Path, column: str, row: int, index: int) -> bytes:
 
 
 class _Parquet:
-    """Parquet: read by row group, images by column as well."""
+    """A Parquet file, read by row group; images by column as well."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet
@@ -153,7 +153,7 @@ class _Parquet:
         return end
 
     def records(self, first: int, count: int) -> Iterator[list[dict[str, Any]]]:
-        """The rows from `first` on, a few at a time."""
+        """Yield the rows from `first` on, a few at a time."""
         groups = [g for g, (start, end) in enumerate(pairwise(self.starts)) if start < first + count and end > first]
         position = self.starts[groups[0]] if groups else 0
         for batch in self.file.iter_batches(BATCH, row_groups=groups, use_threads=False):
@@ -164,7 +164,7 @@ class _Parquet:
                 yield batch.slice(begin, end - begin).to_pylist()
 
     def cell(self, column: str, row: int) -> Any:
-        """A cell as a Python value."""
+        """Return a cell as a Python value."""
         group = bisect_right(self.starts, row) - 1
         return self.column(group, column)[row - self.starts[group]].as_py()
 
@@ -175,7 +175,7 @@ class _Parquet:
 
 
 class _Arrow:
-    """Arrow: memory-mapped, read as the stream that a file holds too."""
+    """An Arrow file, memory-mapped, read as the stream that it holds too."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -207,7 +207,7 @@ class _Arrow:
             raise ValueError(f"it goes on behind its end at byte {self.read}, as files that were joined by `cat` do")
 
     def records(self, first: int, count: int) -> Iterator[list[dict[str, Any]]]:
-        """The rows from `first` on, a few at a time."""
+        """Yield the rows from `first` on, a few at a time."""
         while count and first < self.rows:
             number = bisect_right(self.starts, first) - 1
             taken = min(BATCH, count, self.starts[number + 1] - first)
@@ -215,12 +215,12 @@ class _Arrow:
             first, count = first + taken, count - taken
 
     def cell(self, column: str, row: int) -> Any:
-        """A cell as a Python value."""
+        """Return a cell as a Python value."""
         number = bisect_right(self.starts, row) - 1
         return self.checked(number).column(column)[row - self.starts[number]].as_py()
 
     def _checked(self, number: int) -> Any:
-        """A batch, valid: a damaged one would end this process where its values are taken."""
+        """Return a batch, validated: a damaged one would end this process where its values are taken."""
         self.batches[number].validate(full=True)
         return self.batches[number]
 
@@ -234,7 +234,7 @@ def _open(path: Path) -> _Parquet | _Arrow:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Context in which a table is read: errors name it, and a process that works apart takes a limited memory."""
+    """Make a context to read a table in: errors name it, and a process that works apart takes a limited memory."""
     try:
         with named_errors(path, f"is no whole {path.suffix[1:]} file", REMEDY), memory_beyond(path.stat().st_size):
             yield

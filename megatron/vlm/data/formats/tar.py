@@ -29,12 +29,12 @@ from omnibal_ext.reading.tars import Member, members
 
 FIELDS = tuple(name for kind in MEDIA for name in kind.fields)
 NAMED = re.compile(f'"(?:images|url|path|source|base64|{"|".join(part for kind in MEDIA for part in kind.parts)})":')
-"""Matches message parts that name images, videos or sounds, in JSON as Python writes it."""
+"""Pattern of message parts that name images, videos or sounds, in JSON as Python writes it."""
 ENDINGS = tuple(ending for kind in MEDIA for ending in kind.endings)
 REMEDY = "copy the tar again, or make it anew; compressed ones are to be unpacked"
 LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
 MOST_MEMBERS = 2**16
-"""Files of one conversation."""
+"""Most files of one conversation."""
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
@@ -58,7 +58,7 @@ def cut(path: Path, rows_per_part: int) -> InputFile:
 
 
 def rows(part: PartSource) -> Iterator[Row]:
-    """The conversations of a part, numbered within the tar."""
+    """Yield the conversations of a part, numbered within the tar."""
     with named_errors(part.file, "is no whole tar", REMEDY), open_plain(part.file, REMEDY) as file:
         samples = _samples(part.file, file, part.offset, part.offset + part.size)
         for number, (key, sample) in enumerate(samples, start=part.first_line):
@@ -66,7 +66,7 @@ def rows(part: PartSource) -> Iterator[Row]:
 
 
 def _samples(path: Path, file: BufferedReader, start: int, end: int) -> Iterator[tuple[str, list[Member]]]:
-    """Key and members of each conversation whose headers are in [start, end)."""
+    """Yield key and members of each conversation whose headers are in [start, end)."""
     found = takewhile(lambda member: member.offset < end, members(file, size_of(file), start))
     content = (_linked(path, file, member) for member in found if member.is_file or _is_link(member))
     for key, group in groupby(content, key=lambda member: _key(member.name)):
@@ -81,7 +81,7 @@ def _is_link(member: Member) -> bool:
 
 
 def _linked(path: Path, file: BufferedReader, member: Member) -> Member:
-    """The member, or for a hard link the file to which it leads, by the link's name."""
+    """Return the member, or for a hard link the file to which it leads, by the link's name."""
     if member.kind != tarfile.LNKTYPE:
         return member
     status = os.fstat(file.fileno())
@@ -91,7 +91,7 @@ def _linked(path: Path, file: BufferedReader, member: Member) -> Member:
 
 @lru_cache(maxsize=4)
 def _targets(path: Path, size: int, changed: int) -> dict[int, Member]:
-    """Offsets of hard links -> the files before them to which they lead, also through other links."""
+    """Map offsets of hard links to the files before them to which they lead, also through other links."""
     with open_plain(path, REMEDY) as file:
         links = (member for member in members(file, size) if member.kind == tarfile.LNKTYPE)
         wanted = {os.path.normpath(link.target) for link in links}
@@ -133,7 +133,7 @@ def _row(file: BufferedReader, number: int, key: str, sample: list[Member]) -> R
 
 
 def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
-    """The record, with the images, videos and sounds of its key if it names none."""
+    """Return the record, with the images, videos and sounds of its key if it names none."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -152,12 +152,12 @@ def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
 
 
 def _names_its_own(record: dict[str, Any]) -> bool:
-    """Whether a record names images, videos or sounds; img2dataset's `url` is where the image of its key was."""
+    """Return whether a record names images, videos or sounds; img2dataset's `url` is where the image of its key was."""
     turns = [record.get("conversations"), record.get("messages")]
     return any(record.get(name) for name in FIELDS) or NAMED.search(json.dumps(turns)) is not None
 
 
 def _content(file: BufferedReader, member: Member, start: int = 0, most: int = MOST_BYTES) -> bytes:
-    """Its bytes from `start` on, at most `most`."""
+    """Read at most `most` bytes of a member, from its byte `start` on."""
     file.seek(member.start + start)
     return file.read(min(member.size - start, most))

@@ -1,1 +1,1 @@
-"""From samples of a dataset to what encoders read of a pack; a module for each encoder, found in `registry`."""
+"""Inputs of encoders: what they read of a pack, from samples of a dataset. A module each, found in `registry`."""

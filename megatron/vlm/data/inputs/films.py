@@ -38,14 +38,14 @@ class FilmReader(InputReader):
 
     @property
     def rule(self) -> FilmRule:
-        """Which frames are seen."""
+        """Rule that says which frames are seen."""
         rule = self.data.further_rules[FILM]
         assert isinstance(rule, FilmRule)
         return rule
 
     @property
     def side(self) -> int:
-        """Pixels of a tile's side."""
+        """Side of a tile in pixels."""
         return self.rule.side
 
     def decode(self, sample: Sample, item: Film) -> NDArray[np.uint8]:
@@ -61,30 +61,30 @@ class FilmReader(InputReader):
         return normalise(torch.from_numpy(self.decode(sample, item)), self.data.normalization)
 
     def decode_all(self, sample: Sample) -> NDArray[np.uint8]:
-        """Decode all videos of a sample."""
+        """Decode all videos of a sample: uint8 [frames, side, side, 3]."""
         nothing = np.zeros((0, self.side, self.side, 3), np.uint8)
         return np.concatenate([nothing, *(self.decode(sample, film) for film in sample.items(FILM))])
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """pixel_values_videos fp32 [videos, frames, 3, side, side]."""
+        """Return pixel_values_videos fp32 [videos, frames, 3, side, side]."""
         pixels = normalise(torch.from_numpy(self.decode_all(sample)), self.data.normalization)
         return {"pixel_values_videos": pixels.unflatten(0, (-1, self.rule.frames))}
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Images:
-        """Frames of each video."""
+        """Return the number of frames of each video."""
         return Images(self.units(samples))
 
     def units(self, samples: Sequence[Sample]) -> Units:
-        """Videos."""
+        """Return a unit for each video."""
         return tuple((part.item.units,) for part in self.parts(samples))
 
     def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Images, list[Any]]:
-        """The videos that a rank encodes."""
+        """Return the videos that a rank encodes."""
         parts = [part for part, mine in zip(self.parts(samples), encodes, strict=True) if mine]
         return Images(units, tuple(encodes)), parts
 
     def read(self, media: Media, parts: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
-        """With uint8 pixels, and the statistics to normalise them."""
+        """Return the media with uint8 pixels, and the statistics to normalise them."""
         assert isinstance(media, Images)
         shape = (self.side, self.side, 3)
         tiles, broken = read_each(
@@ -98,7 +98,7 @@ class FilmReader(InputReader):
 
 
 def _frames(root: Path, path: Path, film: Film) -> Iterator[Image.Image]:
-    """The frames of a video file, or of a list of frame files; one that is seen again is decoded once."""
+    """Yield the frames of a video file, or of a list of frame files; one that is seen again is decoded once."""
     if film.files:
         crcs = film.crcs or (None,) * len(film.files)
         for (file, crc), again in groupby(zip(film.files, crcs, strict=True)):

@@ -32,12 +32,12 @@ class Shown(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Tiles to be read."""
+        """Number of tiles to be read."""
         return len(np.arange(self.image.tiles)[self.rows])
 
 
 class ImageReader(InputReader):
-    """Images and videos."""
+    """Images and videos: tiles, or patches at native resolution."""
 
     modality = VISION
 
@@ -48,7 +48,7 @@ class ImageReader(InputReader):
 
     @property
     def side(self) -> int:
-        """Pixels of a tile's side."""
+        """Side of a tile in pixels."""
         side: int = self.data.manifest["tile_size"]
         return side
 
@@ -73,12 +73,12 @@ class ImageReader(InputReader):
         return join_tiles([nothing, *(self.decode(sample, image) for image in sample.images)])
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """pixel_values (`pixels_of`) and images (`Sample.images`)."""
+        """Return pixel_values (`pixels_of`) and images (`Sample.images`)."""
         return {"pixel_values": pixels_of(sample), "images": tuple(sample.images)}
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Images:
-        """Where each run of image tokens starts and, at native resolution, its grid, the seconds between a video's
-        steps, and how it and its own sound take turns. If tiles are joined, which features each image token is."""
+        """Return where runs of image tokens start; at native resolution grids, seconds between a video's steps, and its
+        turns with its own sound; if tiles are joined, which feature each image token is."""
         rule, seen = self.data.rule, [pair for pair in zip(begins, samples, strict=False) if pair[1].tiles]
         starts = [begin + one for begin, sample in seen if rule.needs_image_starts for one in sample.image_starts]
         images = [image for _, sample in seen if rule.native for image in sample.images]
@@ -98,18 +98,18 @@ class ImageReader(InputReader):
         return order_tensors((image.tiles * each, order) for image, order in pairs)
 
     def parts(self, samples: Sequence[Sample]) -> list[Shown]:
-        """All images."""
+        """Return all images of samples."""
         return [Shown(sample, image) for sample in samples if sample.tiles for image in sample.images]
 
     def read(self, media: Media, parts: Sequence[Shown], decodes: bool = True) -> tuple[Media, Broken]:
-        """With uint8 pixels, and the statistics to normalise them."""
+        """Return the media with uint8 pixels, and the statistics to normalise them."""
         pixels, broken = self._tiles(parts, decodes)
         assert isinstance(media, Images)
         return replace(media, values=pixels, statistics=self.data.normalization), broken
 
     def _tiles(self, shown: Sequence[Shown], decodes: bool) -> tuple[Tensor, Broken]:
-        """uint8 [tiles, side, side, 3], with videos [tiles, FRAMES, side, side, 3]; and images that cannot be read,
-        whose tiles are black. Unless `decodes`, and without tiles, it is a meta tensor."""
+        """Read uint8 [tiles, side, side, 3], with videos [tiles, FRAMES, side, side, 3]; and name images that cannot be
+        read, whose tiles are black. Unless `decodes`, and without tiles, it is a meta tensor."""
         side = self.side
         if not decodes or not shown:
             frames = (FRAMES,) if any(image.film for _, image, _ in shown) else ()
@@ -124,11 +124,11 @@ class ImageReader(InputReader):
         return torch.from_numpy(join_tiles(tiles)), broken
 
     def units(self, samples: Sequence[Sample]) -> Units:
-        """Tiles, or at native resolution the patches of an image or of a video's step."""
+        """Return a unit for each tile, or at native resolution the patches of an image or of a video's step."""
         return tuple((size,) for one in self.parts(samples) for size in self._units(one.image))
 
     def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Images, list[Shown]]:
-        """The tiles that a rank encodes."""
+        """Return the tiles that a rank encodes."""
         here, shown, grids = iter(encodes), list[Shown](), list[tuple[int, int, int]]()
         for one in self.parts(samples):
             sizes = self._units(one.image)
@@ -139,7 +139,7 @@ class ImageReader(InputReader):
         return Images(units=units, encodes=tuple(encodes), grids=tuple(grids)), shown
 
     def _units(self, image: TiledImage) -> list[int]:
-        """Tiles or patches of each part of an image that is encoded on one rank."""
+        """Return tiles or patches of each part of an image that is encoded on one rank."""
         return [n * rows * columns for n, rows, columns in image.grids] if self.data.rule.native else [1] * image.tiles
 
 
@@ -164,7 +164,7 @@ def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArra
 
 
 def order_tensors(images: Iterable[tuple[int, FeatureOrder]]) -> dict[str, Any]:
-    """`joined_orders` as fields of `Images`."""
+    """Return `joined_orders` of images as fields of `Images`."""
     order = joined_orders(images)
     found: dict[str, Any] = {"sources": torch.from_numpy(order.sources)}
     return found if order.weights is None else found | {"weights": torch.from_numpy(order.weights)}

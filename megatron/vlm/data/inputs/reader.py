@@ -1,4 +1,4 @@
-"""How one encoder's inputs are read; each modality has its own reader, found in `registry.READERS`."""
+"""Reading of one encoder's inputs; each modality has its own reader, found in `registry.READERS`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from omnibal_ext.modalities.modality import Modality, Size
 
 Read = TypeVar("Read")
 Broken = Mapping[int, str]
-"""Sample -> error of those of which an image or a sound cannot be decoded: placeholders are in their place."""
+"""Sample -> error, for samples with an image or sound that cannot be decoded: placeholders are in their place."""
 
 
 class Part(NamedTuple):
@@ -44,7 +44,7 @@ def read_each(
 
 
 class InputReader(ABC):
-    """From samples of a dataset to the inputs of one encoder."""
+    """A reader of one encoder's inputs from samples of a dataset."""
 
     modality: ClassVar[Modality]
 
@@ -68,7 +68,7 @@ class InputReader(ABC):
 
     @abstractmethod
     def decode_all(self, sample: Sample) -> Any:
-        """Decode all inputs of a sample, end to end."""
+        """Decode all inputs of a sample, end to end: [units, ...]."""
 
     @abstractmethod
     def arguments(self, sample: Sample) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class RowReader(InputReader):
     @property
     @abstractmethod
     def width(self) -> int:
-        """Numbers of a row."""
+        """Number of columns of a row."""
 
     def values(self, sample: Sample, item: Any) -> Tensor:
         """Decode one input: fp32 [rows, width], as `decode` does."""
@@ -114,16 +114,16 @@ class RowReader(InputReader):
         return found
 
     def decode_all(self, sample: Sample) -> Tensor:
-        """Return fp32 [rows, width]."""
+        """Decode all inputs of a sample, end to end: fp32 [rows, width]."""
         found = (self.decode(sample, item) for item in sample.items(self.modality))
         return torch.cat([torch.zeros(0, self.width), *found])
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:
-        """Return rows of each input."""
+        """Return the number of rows of each input."""
         return Media(self.units(samples))
 
     def read(self, media: Media, parts: Sequence[Part], decodes: bool = True) -> tuple[Media, Broken]:
-        """Decode them: values are fp32 [rows, width]."""
+        """Decode the parts: values are fp32 [rows, width]."""
         if not decodes or not media.amount:
             return replace(media, values=torch.empty(media.amount, self.width, device="meta")), {}
         read, broken = read_each(
@@ -132,7 +132,7 @@ class RowReader(InputReader):
         return replace(media, values=torch.cat(read)), broken
 
     def units(self, samples: Sequence[Sample]) -> Units:
-        """Return rows of the inputs of each sample; () if there are none."""
+        """Return the number of rows of each input of each sample; () if there are none."""
         found = tuple(tuple(item.units for item in sample.items(self.modality)) for sample in samples)
         return found if any(found) else ()
 

@@ -1,4 +1,4 @@
-"""The registry of readers of encoders' inputs, by modality."""
+"""Registry of the readers of encoders' inputs, by modality."""
 
 from collections.abc import Mapping
 
@@ -13,5 +13,5 @@ READERS: Mapping[Modality, type[InputReader]] = {VISION: ImageReader, AUDIO: Sou
 
 
 def readers_of(data: DatasetFolder) -> dict[Size, InputReader]:
-    """The readers of all that a dataset's samples may have."""
+    """Make the readers of all inputs that a dataset's samples may have."""
     return {one.size: reader(data) for one, reader in READERS.items() if one.size in data.media_tokens}

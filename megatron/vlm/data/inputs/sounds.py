@@ -25,14 +25,14 @@ class SoundReader(RowReader):
 
     @property
     def rule(self) -> SoundRule:
-        """How sounds are heard."""
+        """Rule that says what is heard of sounds."""
         rule = self.data.further_rules[AUDIO]
         assert isinstance(rule, SoundRule)
         return rule
 
     @property
     def width(self) -> int:
-        """Mel bins."""
+        """Number of mel bins."""
         return self.rule.encoder.mel_bins
 
     def decode(self, sample: Sample, item: Sound) -> Tensor:
@@ -46,8 +46,8 @@ class SoundReader(RowReader):
             return log_mels(rule, wave)
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """input_features fp32 [frames, mel bins] of all sounds, feature_lengths int64 [sounds], the frames of each, and
-        turns (`Sample.turns`)."""
+        """Return input_features fp32 [frames, mel bins] of all sounds, feature_lengths int64 [sounds], the frames of
+        each, and turns (`Sample.turns`)."""
         lengths = torch.tensor([sound.frames for sound in sample.items(AUDIO)], dtype=torch.long)
         features = self.decode_all(sample)
         return {"input_features": features, "feature_lengths": lengths, "turns": tuple(sample.turns)}

@@ -1,1 +1,1 @@
-"""Images and videos: files, what is seen of them, and at which size."""
+"""Files of images, videos and sounds: whether they are complete, and what of them is read."""

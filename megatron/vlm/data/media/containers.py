@@ -17,15 +17,15 @@ SOUNDS = {
     "wav": "WAV", "aiff": "AIFF", "flac": "FLAC", "mp3": "MP3", "ogg": "OGG", "mov,mp4,m4a,3gp,3g2,mj2": "M4A, MP4",
     "matroska,webm": "MKV, WebM",
 }  # fmt: skip
-"""FFmpeg's names of the containers of sounds that are read, and how they are called."""
+"""FFmpeg's names of the containers of sounds that are read -> what messages call them."""
 FILMS = {
     "mov,mp4,m4a,3gp,3g2,mj2": "MP4, MOV", "matroska,webm": "MKV, WebM", "avi": "AVI", "mpegts": "MPEG-TS",
     "mpeg": "MPEG", "flv": "FLV", "ogg": "OGG", "asf": "WMV", "gif": "GIF",
 }  # fmt: skip
-"""The same of videos."""
+"""FFmpeg's names of the containers of videos that are read -> what messages call them."""
 MOST_STREAMS = 100
 MOST_PACKETS = 2**20
-"""Of a file that is measured: nine hours at 30 frames a second, or six at the packets of AAC."""
+"""Most packets of a file that is measured: nine hours at 30 frames a second, or six at the packets of AAC."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Is an image or video file still what was preprocessed? CRC-32 of its stored bytes.
+"""CRC-32 of the stored bytes of a file: is it still what was preprocessed?
 
 It detects every burst of up to 32 flipped bits, and another file but for one in 2^32. It is no protection against
 intent. Computing it takes a small part of the time of decoding.
@@ -24,7 +24,7 @@ class ChangedError(ValueError):
 
 
 def crc_of(path: Path, place: Place = ()) -> int:
-    """CRC-32 of a file, or of a place in one. Raises UserError, OSError or ValueError if it cannot be read."""
+    """Return the CRC-32 of a file, or a place in one. Raises UserError, OSError or ValueError if it cannot be read."""
     with opened(path, place) as file:
         return _crc(file)
 

@@ -1,18 +1,18 @@
-"""Does a sound's container reach the end that it says it has? FFmpeg takes the end of a file for that of the sound."""
+"""Checks that a sound's container reaches the end it states: FFmpeg takes the end of a file for that of the sound."""
 
 import os
 from collections.abc import Callable
 from typing import BinaryIO
 
 UNKNOWN = 2_000_000_000
-"""RIFF lengths from here on are those of programs that wrote to a pipe and did not know: an hour, the longest sound
+"""RIFF lengths from here on are written by programs that wrote to a pipe and did not know: an hour, the longest sound
 that is read, has 1.4e9 bytes in stereo of 32 bits at 48 kHz."""
 OGG_PAGE = 27 + 255 + 255**2
 """Bytes of the largest page."""
 
 
 def missing_end(container: str, file: BinaryIO) -> str:
-    """How a file is cut; "" if it is complete or its container (FFmpeg's name) does not say where it ends."""
+    """Say how a file is cut; "" if it is complete or its container (FFmpeg's name) does not say where it ends."""
     known = _KNOWN.get(container)
     return known(file, file.seek(0, os.SEEK_END)) if known else ""
 
@@ -35,7 +35,7 @@ def _chunks(said: int, end: int) -> str:
 
 
 def _ogg(file: BinaryIO, end: int) -> str:
-    """The last page ends with the file, and is marked as the last."""
+    """Check that the last page ends with the file, and is marked as the last."""
     tail = _read(file, max(0, end - OGG_PAGE), OGG_PAGE)
     page = tail[max(0, tail.rfind(b"OggS")) :]
     lengths = page[27 : 27 + page[26]] if len(page) > 27 else b""
@@ -44,7 +44,7 @@ def _ogg(file: BinaryIO, end: int) -> str:
 
 
 def _matroska(file: BinaryIO, end: int) -> str:
-    """The segment, which follows the header, ends with the file; all ones are a length that is not known."""
+    """Check that the segment, which follows the header, ends with the file; a length of all ones is not known."""
     at = 0
     for element in (b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"):
         head = _read(file, at, 12)

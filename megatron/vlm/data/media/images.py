@@ -68,15 +68,15 @@ def path_below_root(reference: str) -> str:
 
 
 class Glance(NamedTuple):
-    """What an image's header says."""
+    """Size of an image by its header, and whether that shows it to be complete."""
 
     size: tuple[int, int]  # width and height, upright as far as the header says
     is_whole: bool
-    """False: only decoding can tell."""
+    """Whether the file is known to be complete; False: only decoding can tell."""
 
 
 def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False, place: Place = ()) -> tuple[int, int]:
-    """(width, height) of a usable image, upright. `decode` decodes it entirely, which also finds flipped bits.
+    """Return (width, height) of a usable image, upright. `decode` decodes it entirely, which also finds flipped bits.
 
     `place`: the image is there inside the file `path`.
 
@@ -93,14 +93,14 @@ def glance(
     place: Place = (),
     most_at_once: int = DECODED_AT_ONCE,
 ) -> Glance:
-    """As `image_size`, without decoding images of more than `most_at_once` pixels."""
+    """Check an image as `image_size` does, without decoding it if it has more than `most_at_once` pixels."""
     with _open(path, place) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Pillow warns of is checked here or harmless
         return _checked(path, file, max_pixels, decode, most_at_once)
 
 
 def _open(path: Path, place: Place) -> BinaryIO:
-    """Raises `Rejected` unless there is a file, or a place in one, of at most `MOST_BYTES`."""
+    """Open a file, or a place in one. Raises `Rejected` unless it is there and has at most `MOST_BYTES`."""
     if place:
         try:
             content = read_place(path, place)
@@ -181,7 +181,7 @@ def _decode(path: Path, file: BinaryIO) -> Image.Image:
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 to 8, as far as the file was read; 1 if missing or damaged."""
+    """Return the EXIF orientation, 1 to 8, as far as the file was read; 1 if missing or damaged."""
     try:
         # PNG's getexif would decode the image to find EXIF after the pixels.
         return int(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
@@ -190,7 +190,7 @@ def orientation(image: Image.Image) -> int:
 
 
 def _jpeg_header_is_endless(file: BinaryIO) -> bool:
-    """Whether a JPEG has more before its pixels than cameras write. Leaves the file at its start."""
+    """Return whether a JPEG has more before its pixels than cameras write. Leaves the file at its start."""
     position, segments, start = 2, 0, file.read(2)
     while start == b"\xff\xd8" and segments <= MAX_JPEG_SEGMENTS and position <= MAX_JPEG_HEADER:
         file.seek(position)

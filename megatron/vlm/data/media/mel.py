@@ -1,7 +1,7 @@
-"""What a model hears of a sound: log-mel frames, as transformers' WhisperFeatureExtractor computes them.
+"""Log-mel frames of a sound, as transformers' WhisperFeatureExtractor computes them.
 
-Its powers in the bands of Slaney's mel scale, their logarithm, at most 8 decades below the loudest, scaled; equal to
-the extractor's, bit for bit, for one sound alone.
+They are powers in the bands of Slaney's mel scale, their logarithm, at most 8 decades below the loudest, scaled; equal
+to the extractor's, bit for bit, for one sound alone.
 """
 
 from functools import cache
@@ -18,7 +18,7 @@ SILENCE = 16000
 
 
 def log_mels(rule: SoundRule, wave: NDArray[np.float32]) -> Tensor:
-    """Log-mel frames of a waveform [samples] that is heard by a rule: fp32 [frames, mel bins]."""
+    """Return the log-mel frames of a waveform [samples] that is heard by a rule: fp32 [frames, mel bins]."""
     heard = torch.from_numpy(wave[: rule.heard(len(wave))])
     if rule.longest is not None:
         space = rule.longest * rule.rate - len(heard)
@@ -33,7 +33,7 @@ def log_mels(rule: SoundRule, wave: NDArray[np.float32]) -> Tensor:
 
 @cache
 def mel_bands(bands: int, window: int, rate: int, highest: float = 8000.0) -> NDArray[np.float32]:
-    """Weights of frequencies in each band: fp32 [window // 2 + 1, bands].
+    """Return the weights of frequencies in each band: fp32 [window // 2 + 1, bands].
 
     Triangles, evenly spaced on Slaney's mel scale from 0 to `highest` Hz and of equal area (Auditory Toolbox, 1998).
     """
@@ -45,7 +45,7 @@ def mel_bands(bands: int, window: int, rate: int, highest: float = 8000.0) -> ND
 
 
 def _mels(hertz: float) -> float:
-    """Linear up to 1000 Hz, logarithmic above (`hertz` is)."""
+    """Convert a frequency above 1000 Hz to mels; below, the scale is linear."""
     return float(15.0 + np.log(hertz / 1000.0) * (27.0 / np.log(6.4)))
 
 

@@ -39,7 +39,7 @@ EXACT = (
 """Containers and codecs whose packets hold as many samples as they say. Floats are decoded: they may be no numbers."""
 MOST_SECONDS = 3600
 MOST_SAMPLES = MOST_SECONDS * 96000
-"""Of all channels together: an hour of two at 48 kHz. Silence of years fits a file of megabytes."""
+"""Most samples of all channels together: an hour of two at 48 kHz. Silence of years fits a file of megabytes."""
 BLOCK = 2**16
 """Samples that are resampled at a time."""
 RATES = range(1000, 768001)
@@ -48,7 +48,7 @@ UNSURE = "g726"
 SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31}
 """Full scale of integer samples; 24 bits come as the upper ones of 32."""
 LOUDEST = 2.0**16
-"""Of floating-point samples, which have no limit of their own: powers of more overflow."""
+"""Largest floating-point samples, which have no limit of their own: powers of more overflow."""
 
 
 def require_hearing(why: str) -> None:
@@ -65,7 +65,7 @@ def require_hearing(why: str) -> None:
 
 
 def sound_length(path: Path, place: Place, rate: int, decode: bool = False) -> int:
-    """Samples of a usable sound at `rate` a second; `place`: it is there inside the file `path`.
+    """Return the number of samples of a usable sound at `rate` a second; `place`: it is there inside the file `path`.
 
     `decode` decodes it entirely, which also finds flipped bits. Raises `Rejected`: missing_audio, unreadable_audio,
     empty_audio, not_audio, truncated_audio, no_audio, too_long_audio. UserError where packages are missing.
@@ -105,7 +105,7 @@ def _measured(path: Path, file: BinaryIO, rate: int, decode: bool) -> int:
 
 @contextmanager
 def _rejected(reason: str) -> Iterator[None]:
-    """What fails in it is rejected for this reason: a broken file makes FFmpeg raise nearly anything."""
+    """Make a context in which any failure becomes `Rejected`: a broken file makes FFmpeg raise nearly anything."""
     try:
         yield
     except Rejected:
@@ -127,7 +127,7 @@ def _container(file: BinaryIO) -> AbstractContextManager["InputContainer"]:
 
 
 def sound_stream(container: "InputContainer") -> "AudioStream":
-    """The sound of a file or video. Raises `Rejected` (no_audio, not_audio)."""
+    """Return the sound of a file or video. Raises `Rejected` (no_audio, not_audio)."""
     from av.audio.stream import AudioStream
 
     stream = container.streams.best("audio")
@@ -142,10 +142,10 @@ def sound_stream(container: "InputContainer") -> "AudioStream":
 
 @dataclass(slots=True)
 class _Scan:
-    """What the packets of a sound say."""
+    """Length of a sound by its packets, and whether it is complete."""
 
     samples: int | None
-    """None: they do not say it exactly."""
+    """Number of samples; None: packets do not say it exactly."""
     missing: str
     """How the sound is cut; "" if it is complete."""
 
@@ -185,7 +185,7 @@ def _scanned(container: "InputContainer") -> _Scan:
 def load_sound(
     path: Path, place: Place, rate: int, crc: int | None = None, strict: bool = False
 ) -> NDArray[np.float32]:
-    """The waveform of a sound at `rate` a second, from -1 to 1: float32 [samples].
+    """Decode a sound to its waveform at `rate` a second, from -1 to 1: float32 [samples].
 
     `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, Rejected if it
     cannot be heard, and ChangedError if the CRC-32 is not `crc` (None: any).
@@ -214,7 +214,7 @@ def _joined(parts: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 def _blocks(waves: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-    """The same samples in arrays of at least `BLOCK`, and what is left."""
+    """Yield the same samples in arrays of at least `BLOCK`, and what is left."""
     held, samples = list[NDArray[np.float32]](), 0
     for wave in waves:
         held.append(wave)
@@ -226,7 +226,7 @@ def _blocks(waves: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32
 
 
 def _waves(container: "InputContainer", strict: bool) -> Iterator[NDArray[np.float32]]:
-    """The mean of all channels, part by part: float32 [samples]. Raises Rejected for what is no sound."""
+    """Yield the mean of all channels, part by part: float32 [samples]. Raises Rejected for what is no sound."""
     stream = sound_stream(container)
     rate, channels = stream.rate, stream.channels
     left = int(_most_seconds(stream) * rate)
@@ -245,7 +245,7 @@ def _waves(container: "InputContainer", strict: bool) -> Iterator[NDArray[np.flo
 
 
 def _samples_of(frame: "AudioFrame", channels: int) -> NDArray[np.float32]:
-    """Samples in memory as soundfile has them, channels side by side: sums of many channels are rounded alike."""
+    """Average a frame's channels, side by side in memory as soundfile has them: so sums of many are rounded alike."""
     found, kind = frame.to_ndarray(), frame.format.name.removesuffix("p")
     each = found.T if frame.format.is_planar else found.reshape(-1, channels)
     values = np.ascontiguousarray(each, dtype=np.float32)

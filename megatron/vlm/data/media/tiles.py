@@ -1,4 +1,4 @@
-"""How a dataset's images are cut: a tiling rule by its name (`families.media.TILINGS`) and its limits."""
+"""Cutting of a dataset's images: a tiling rule by its name (`families.media.TILINGS`) and its limits."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from omnibal_ext.modalities.vision.tiling import TiledImage
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How images are cut: `tile_size` in pixels, tile counts without the thumbnail.
+    """A tiling rule and its limits: `tile_size` in pixels, tile counts without the thumbnail.
 
     `max_tiles` is per image (`TilingRule.per_image`), or per conversation and divided equally among its images, as in
     InternVL's multi-image training.
@@ -37,7 +37,7 @@ class Tiling:
             )
 
     def share(self, images: int) -> int:
-        """Most tiles of each of a conversation's `images` images."""
+        """Return the most tiles of each of a conversation's `images` images."""
         return self.max_tiles if TILINGS[self.rule].per_image else max(1, self.max_tiles // images)
 
 

@@ -1,4 +1,4 @@
-"""How the tokens of a video and of its own sound take turns, as transformers' Omni processors write them.
+"""Turns of the tokens of a video and of its own sound, as transformers' Omni processors write them.
 
 Qwen2.5-Omni   chunks of 2 seconds    V V V V A A A A | V V V V A A A A | A A
 Qwen3-Omni     step by step           V V A A A | V V A A A | V V A A A A A
@@ -28,7 +28,7 @@ def token_turns(clock: VideoClock, steps: int, tokens: int, seconds: float, hear
 
 
 def _chunks(times: np.ndarray, chunk: int) -> np.ndarray:
-    """The chunk of each token; from token to token it rises by one at most, even over a longer time."""
+    """Return the chunk of each token; from token to token it rises by one at most, even over a longer time."""
     numbers, number = [], 0
     for time in times.tolist():
         number += time >= (number + 1) * chunk

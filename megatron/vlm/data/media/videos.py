@@ -45,7 +45,7 @@ FRAMES_LESS = 2
 
 
 class VideoFacts(NamedTuple):
-    """What the packets of a video file say."""
+    """Size, frames and seconds of a video file, by its packets."""
 
     size: tuple[int, int]  # width and height in pixels, as it is shown
     frames: int
@@ -76,7 +76,7 @@ def require_decoder(why: str) -> None:
 
 
 def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
-    """Size, frames and seconds of a usable video; `place`: it is there inside the file `path`.
+    """Return size, frames and seconds of a usable video; `place`: it is there inside the file `path`.
 
     Raises `Rejected`: missing_video, unreadable_video, empty_video, not_a_video, truncated_video, too_many_pixels.
     UserError where PyAV is not installed.
@@ -147,7 +147,7 @@ def _scanned(container: "InputContainer", max_pixels: int) -> _Scan:
 
 
 def _missing(scan: _Scan, container: "InputContainer") -> str:
-    """How a file is truncated; "" if it is complete."""
+    """Say how a file is truncated; "" if it is complete."""
     stream = _video_stream(container)
     if scan.cut:
         return f"ends inside frame {scan.packets}"
@@ -181,7 +181,7 @@ def _container(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> AbstractContextM
 
 
 def _video_stream(container: "InputContainer") -> "VideoStream":
-    """The video stream, not an attached picture."""
+    """Return the video stream, not an attached picture."""
     from av.video.stream import VideoStream
 
     stream = container.streams.best("video")
@@ -191,12 +191,12 @@ def _video_stream(container: "InputContainer") -> "VideoStream":
 
 
 def _start(shown: "Packet | VideoFrame") -> int | None:
-    """Presentation time in ticks, else decoding time; None: the packet has no frame."""
+    """Return the presentation time in ticks, else the decoding time; None: the packet has no frame."""
     return shown.dts if shown.pts is None else shown.pts
 
 
 def _quarters(frame: "VideoFrame") -> int:
-    """Rotations by 90 degrees, counterclockwise."""
+    """Return how often a frame is rotated by 90 degrees, counterclockwise."""
     return round(frame.rotation / 90)
 
 
@@ -205,7 +205,7 @@ def _shown_size(frame: "VideoFrame") -> tuple[int, int]:
 
 
 def _numbered_frames(container: "InputContainer") -> "Iterator[tuple[range, VideoFrame]]":
-    """Every decoded frame and its numbers: a packet whose frame is missing is shown as the next frame."""
+    """Yield every decoded frame and its numbers: a packet whose frame is missing is shown as the next frame."""
     starts: list[int] = []  # heap of packets whose frames were not decoded yet
     number, timed = 0, container.format.name != "avi"  # AVI has frames in order and unreliable times
     for packet in container.demux(_video_stream(container)):
@@ -222,10 +222,10 @@ def _numbered_frames(container: "InputContainer") -> "Iterator[tuple[range, Vide
 def read_frames(
     path: Path, place: Place, numbers: Sequence[int], strict: bool = False, crc: int | None = None
 ) -> Iterator[NDArray[np.uint8]]:
-    """The frames of these numbers (from 0, ascending): upright RGB uint8 [height, width, 3].
+    """Yield the frames of these numbers (from 0, ascending): upright RGB uint8 [height, width, 3].
 
-    `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, Rejected
-    for a container that is not read, ValueError if the video ends too soon, and ChangedError if the CRC-32 is not `crc`
+    `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, Rejected for a
+    container that is not read, ValueError if the video ends too soon, and ChangedError if the CRC-32 is not `crc`
     (None: any).
     """
     left = list(numbers)

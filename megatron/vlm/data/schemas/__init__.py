@@ -1,1 +1,1 @@
-"""How datasets list what encoders read; a module for each modality, found in `registry`."""
+"""Schemas in which datasets list what encoders read; a module for each modality, found in `registry`."""

@@ -12,7 +12,7 @@ from omnibal_ext.modalities.vision.tiling import FRAMES, TiledImage, VideoFrames
 from omnibal_ext.reading.checks import Check, finite, flag, integer, listing, maybe, record, text
 
 MOST_TILES = 2**20
-"""Patches, at native resolution."""
+"""Most tiles of an image, or patches at native resolution."""
 TILES = integer(1, MOST_TILES)
 _FILM = maybe(
     record(

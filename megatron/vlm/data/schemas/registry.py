@@ -1,4 +1,4 @@
-"""The registry of schemas of inputs, by modality."""
+"""Registry of schemas of inputs, by modality."""
 
 from collections.abc import Mapping
 

@@ -11,12 +11,12 @@ from omnibal_ext.reading.checks import Check, integer, listing, one_of, text
 from omnibal_ext.reading.checks import anything as any_value
 
 MOST_INPUTS = 2**10
-"""Of one kind in a sample."""
+"""Most inputs of one kind in a sample."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """How the inputs of a modality are listed."""
+    """How a dataset lists the inputs of a modality: checks of its JSON, and what is made of it."""
 
     inputs: Check[list[dict[str, Any]]]
     """Checks the JSON of a sample's inputs, in the order of their tokens."""
