@@ -1,4 +1,4 @@
-"""Modules from ViT output to image tokens, by `Architecture.merger`; "pooled" if it `pools`."""
+"""Registry of modules from ViT output to image tokens, by `Architecture.merger`; "pooled" if it `pools`."""
 
 from collections.abc import Callable, Mapping
 
@@ -22,6 +22,6 @@ MERGERS: Modules = {
     "two_norms": TwoNorms,
     "pooled": SquarePooler,
 }
-"""At native resolution."""
+"""Modules for native resolution."""
 PROJECTORS: Modules = {"perceptron": Projector, "shuffled": ShuffledProjector, "pooled": PooledProjector}
-"""Of tiles."""
+"""Modules for tiles."""

@@ -50,18 +50,18 @@ class AdaptedLayer:
     """One of our linear layers that can have adapters, and the Hugging Face layers it is made of."""
 
     name: str
-    """As in our checkpoints, such as links.llm_0.self_attention.linear_qkv."""
+    """Name in our checkpoints, such as links.llm_0.self_attention.linear_qkv."""
     matrix: Matrix
     target: str
-    """Of `Adapters.targets`."""
+    """Part of the model that `Adapters.targets` names."""
     theirs: tuple[str, ...]
-    """Hugging Face's layers, in the tables' spelling (`hf/names.py`)."""
+    """Names of the Hugging Face layers, in the tables' spelling (`hf/names.py`)."""
     form: str
     link: Link
 
     @property
     def adapter_name(self) -> str:
-        """The name of its adapters in our checkpoints."""
+        """Name of its adapters in our checkpoints."""
         return f"{self.name}{SUFFIX}"
 
     @property
@@ -70,19 +70,20 @@ class AdaptedLayer:
         return self.matrix.parts // len(self.theirs)
 
     def shapes(self, rank: int) -> dict[str, tuple[int, int]]:
-        """Full shapes of its a and b, by name in our checkpoints."""
+        """Return the full shapes of a and b, by name in our checkpoints."""
         a, b = (self.matrix.parts * rank, self.matrix.columns), (self.matrix.rows, rank)
         return {f"{self.adapter_name}.a": a, f"{self.adapter_name}.b": b}
 
     def split(self, a: Tensor, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Our a and b -> A and B by Hugging Face layer, without the padding for tensor parallelism."""
+        """Split our a and b into A and B by Hugging Face layer, without the padding for tensor parallelism."""
         a, b = a[:, : self.matrix.columns], b[: self.matrix.rows]
         b = b if self.rank_factor == 1 else wide(b, self._mask(b))
         both = zip(a.chunk(len(self.theirs)), split(self.form, b, self.link), strict=True)
         return dict(zip(self.theirs, both, strict=True))
 
     def join(self, theirs: Mapping[str, tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
-        """A and B by Hugging Face layer -> our a and b; zeros for missing layers. Raises UserError for another rank."""
+        """Join A and B by Hugging Face layer to our a and b; missing layers are 0. Raises UserError for another
+        rank."""
         rows = [len(part) for part in split(self.form, torch.empty(self.matrix.rows, 1, device="meta"), self.link)]
         pairs = []
         for name, count in zip(self.theirs, rows, strict=True):
@@ -107,7 +108,7 @@ class AdaptedLayer:
         return a, own
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        """Weight [rows, columns] + scale * b a, computed in fp32 or better and rounded once."""
+        """Return weight [rows, columns] + scale * b a, computed in fp32 or better and rounded once."""
         return add_product(weight, a, wide(b, self._mask(b)), scale)
 
     def _mask(self, b: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ class AdaptedLayer:
 
 
 def adapted_layers(architecture: Architecture, sources: Mapping[str, WeightSource]) -> dict[str, AdaptedLayer]:
-    """Weight's name in our checkpoints -> layer, for every layer that can have adapters."""
+    """Return every layer that can have adapters, by its weight's name in our checkpoints."""
     matrices, found, family = adapted_matrices(architecture), {}, family_of(architecture)
     names = (name.replace(".", "_") for name in layer_names(architecture.chain))
     kinds = dict(zip(names, zip(architecture.chain, architecture.cost_kinds, strict=True), strict=True))
@@ -170,7 +171,7 @@ def write_peft(
 
 
 def in_memory(name: str, modules: Sequence[tuple[str, str]] = ()) -> str:
-    """The name of transformers' module for a table name; `modules`: the family's (pattern, replacement)."""
+    """Return the name of transformers' module for a table name; `modules`: the family's (pattern, replacement)."""
     for pattern, replacement in (*modules, (r"^language_model\.model\.", "language_model.")):
         name = re.sub(pattern, replacement, name)
     return f"model.{name}"
@@ -178,14 +179,14 @@ def in_memory(name: str, modules: Sequence[tuple[str, str]] = ()) -> str:
 
 @dataclass(frozen=True)
 class PeftAdapters:
-    """The content of a peft folder."""
+    """Content of a peft folder."""
 
     adapters: Adapters
     ours: dict[str, Tensor]
-    """a and b by name in our checkpoints."""
+    """Our a and b, by name in our checkpoints."""
     extras: PeftExtras
     notes: list[str]
-    """For the user, a line each."""
+    """Lines for the user."""
 
 
 def read_peft(
@@ -227,7 +228,7 @@ def read_peft(
 
 
 def _unused(found: Mapping[str, Pair], unused: Mapping[str, Sequence[int]], family: Family) -> dict[str, Pair]:
-    """Those of a folder's adapters that belong to unused weights. Raises UserError if their shapes do not fit."""
+    """Return a folder's adapters of unused weights. Raises UserError if their shapes do not fit."""
     shapes, kept = {table_name(name, family): list(shape) for name, shape in unused.items()}, {}
     for stem, (a, b) in found.items():
         shape = shapes.get(f"{table_name(stem, family)}.weight")

@@ -41,7 +41,7 @@ TOLERANCE = 1e-4
 
 
 def check_possible(theirs: Path, with_adapters: bool = False) -> None:
-    """Raises UserError if the model is unknown, or transformers (peft) is missing or does not have it."""
+    """Raise UserError if the model is unknown, or transformers (peft) is missing or does not have it."""
     read_architecture(theirs)  # raises for unknown models
     if not model_of(read_config(config_path(theirs))).transformers:
         raise UserError(
@@ -88,12 +88,12 @@ def compared(ours: Path, theirs: Path, peft: Path | None = None, data: Path | No
 
 
 def largest_difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """The largest difference of two models' logits."""
+    """Return the largest difference of two models' logits."""
     return nan_max([(a - b).abs() for a, b in zip(ours, theirs, strict=True)])
 
 
 def nan_max(differences: Sequence[torch.Tensor]) -> float:
-    """The largest of all values; NaN if any is NaN (Python's `max` would skip it)."""
+    """Return the largest of all values; NaN if any is NaN (Python's `max` would skip it)."""
     return torch.stack([each.max() for each in differences]).max().item()
 
 
@@ -115,7 +115,7 @@ def _our_logits(
     image_token: int,
     is_merged: bool,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-    """Logits of each sample; the same with merged adapters, if `is_merged` and there are some, else None."""
+    """Return logits of each sample; also those with merged adapters, if `is_merged` and there are some, else None."""
     checkpoint = OurCheckpoint(ours)
     adapters = Adapters.from_record(checkpoint.run.get("adapters"))
     step = ["--ckpt-step", str(checkpoint.save.iteration)] if checkpoint.save.iteration else []
@@ -162,7 +162,7 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
 
 
 def _with_further(batch: Microbatch, samples: list[CheckSample], architecture: Architecture) -> Microbatch:
-    """The batch with the samples' inputs beyond images."""
+    """Add the samples' inputs beyond images to the batch."""
     assert batch.input_ids is not None
     media = dict(batch.media)
     for size, token in architecture.prompt.further_token_ids.items():
@@ -177,7 +177,7 @@ def _with_further(batch: Microbatch, samples: list[CheckSample], architecture: A
 
 
 def _merged(model: Any, folder: Path, inside: str) -> Any:
-    """Transformers' model with a peft folder's adapters merged, of which names may begin with `inside`."""
+    """Merge a peft folder's adapters, of which names may begin with `inside`, into transformers' model."""
     from peft import PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
     from peft.utils import load_peft_weights
 
@@ -218,12 +218,12 @@ def _further(sample: CheckSample) -> dict[str, Tensor]:
 
 
 def _answer(sample: CheckSample) -> dict[str, Tensor]:
-    """token_type_ids, 0 for the prefix of a prefix-LM."""
+    """Return token_type_ids, 0 for the prefix of a prefix-LM; {} for other models."""
     return {"token_type_ids": (torch.arange(len(sample.ids)) >= sample.prefix).long()[None]} if sample.prefix else {}
 
 
 def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: VisionArchitecture) -> dict[str, Tensor]:
-    """The model's image inputs for a sample."""
+    """Return the model's image inputs for a sample."""
     if not len(sample.pixels):
         return {}
     pixels, is_image = sample.pixels, (sample.ids == config.image_token_id).long()[None]

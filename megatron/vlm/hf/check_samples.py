@@ -26,7 +26,7 @@ from omnibal_ext.modalities.vision.features import FeatureOrder
 
 WORDS = 16
 MOST_TILES = 36
-"""Of an image: all that any model has."""
+"""Most tiles of an image that any model has."""
 MOST_TRIED = 8
 """Samples of a dataset that are tried until one can be read."""
 Sides = tuple[float, float]
@@ -36,24 +36,24 @@ IMAGES: tuple[tuple[Sides, ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.
 
 @dataclass(frozen=True)
 class CheckSample:
-    """Token ids with image tokens, and the images."""
+    """Token ids, image tokens among them, and the images."""
 
     ids: Tensor
     """Int64 [T]."""
     pixels: Tensor
     """Float [tiles, 3, S, S]; at native resolution tiles are patches."""
     images: tuple[tuple[int, FeatureOrder], ...]
-    """Of each image: its number of features, and which feature each of its tokens is."""
+    """For each image, its number of features, and which feature each of its tokens is."""
     sizes: tuple[tuple[int, int], ...]
     """Width and height of each image in pixels."""
     grids: tuple[Grid, ...]
-    """At native resolution, (1, rows, columns) of each image's patches."""
+    """(1, rows, columns) of each image's patches; only at native resolution."""
     starts: tuple[int, ...]
-    """The index of each image's first token."""
+    """Index of each image's first token."""
     prefix: int = 0
-    """Tokens before the answer, with bidirectional attention."""
+    """Number of tokens before the answer, with bidirectional attention."""
     further: Mapping[Size, tuple[Tensor, ...]] = field(default_factory=dict)
-    """Its inputs beyond images, such as mel frames of sounds [frames, mel bins], as encoders read them."""
+    """Inputs beyond images, such as mel frames of sounds [frames, mel bins], as encoders read them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Tokens:
 
 
 def samples_of(folder: Path) -> list[CheckSample]:
-    """The dataset's shortest samples with images, without, and with sounds, as far as there are some; samples with
+    """Read the dataset's shortest samples with images, without, and with sounds, as far as there are some; samples with
     videos or unreadable images are skipped."""
     data = ChatDataset(folder)
     order = np.argsort(data.sizes.tokens, kind="stable")
@@ -103,7 +103,7 @@ def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
 
 
 def random_samples(architecture: Architecture, image_token: int, meant: Collection[int] = ()) -> list[CheckSample]:
-    """Samples of random tokens and pixels, with images of the sizes in `IMAGES`, and what else the model takes.
+    """Draw samples of random tokens and pixels, with images of the sizes in `IMAGES`, and what else the model takes.
 
     `meant`: further ids that stand for something else than words, which are not drawn.
     """
@@ -126,7 +126,7 @@ def random_samples(architecture: Architecture, image_token: int, meant: Collecti
 def _with_further(
     sample: CheckSample, number: int, architecture: Architecture, generator: torch.Generator
 ) -> CheckSample:
-    """The sample with what else the model takes behind it, and a word behind each input."""
+    """Add what else the model takes behind the sample, and a word behind each input."""
     parts, further = [sample.ids], dict[Size, tuple[Tensor, ...]]()
     for one in architecture.further:
         size = one.modality.size
@@ -156,7 +156,7 @@ def _of_tiles(
 def _at_native_resolution(
     native: NativeResolution, size: int, sides: tuple[Sides, ...], tokens: Tokens, generator: torch.Generator
 ) -> CheckSample:
-    """Three squares of patches for every tile of `sides`."""
+    """Draw a sample with three squares of patches for every tile of `sides`."""
     squares = [(max(1, round(3 * width)), max(1, round(3 * height))) for width, height in sides]
     grids = tuple((1, rows * native.merge, columns * native.merge) for columns, rows in squares)
     counts = [columns * rows for columns, rows in squares]
@@ -168,7 +168,7 @@ def _at_native_resolution(
 
 
 def _words_around(counts: list[int], tokens: Tokens, generator: torch.Generator) -> tuple[Tensor, tuple[int, ...]]:
-    """Random tokens before, between and after the images' tokens; the index of each image's first one."""
+    """Draw tokens before, between and after the images' tokens; also return the index of each image's first one."""
     ids, starts = [_some(tokens.words, generator)], []
     for count in counts:
         starts.append(sum(map(len, ids)))

@@ -23,11 +23,11 @@ from omnibal_ext.adapters import SUFFIX
 from omnibal_ext.files.records import verify_checksums, write_text
 
 COMMON = "common_state/shard_0_1"
-"""The key under which megatron.core keeps what is no tensor."""
+"""Key under which megatron.core keeps what is no tensor."""
 
 
 class _Lazily(DefaultSavePlanner):
-    """Plans with meta tensors and makes each one when it is written."""
+    """A save planner that plans with meta tensors and makes each one when it is written."""
 
     def __init__(self, make: Callable[[str], Tensor]) -> None:
         super().__init__(flatten_state_dict=False)
@@ -88,17 +88,17 @@ class OurCheckpoint:
 
     @property
     def run(self) -> dict[str, Any]:
-        """The record of the run that saved it (`megatron.vlm.checkpoint.run`); empty for converted weights."""
+        """Record of the run that saved it (`megatron.vlm.checkpoint.run`); empty for converted weights."""
         return dict(self.save.integrity["run"]) if (self.folder / INTEGRITY).exists() else {}
 
     @property
     def preset(self) -> Path | None:
-        """The run's --model, if it is an existing folder."""
+        """Folder of the run's --model, if it exists."""
         return self._existing("preset")
 
     @property
     def first(self) -> Path | None:
-        """The run's --from folder, if it still exists."""
+        """Folder of the run's --from, if it still exists."""
         return self._existing("from")
 
     def _existing(self, name: str) -> Path | None:

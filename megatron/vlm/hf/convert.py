@@ -1,4 +1,4 @@
-"""Hugging Face -> ours -> Hugging Face, with one weight in memory at a time.
+"""Conversion Hugging Face -> ours -> Hugging Face, with one weight in memory at a time.
 
 Our checkpoint has a folder `huggingface/`: config.json, tokenizer and so on, the list of the original weights with
 their files and shapes, and the few weights that the model never uses. An export has the same names in the same files.
@@ -52,23 +52,23 @@ def _listed(place: str, value: Any) -> Any:
 
 
 LISTED = mapping(_listed)
-"""The check of `LISTING`."""
+"""Check of a file `LISTING`."""
 
 
 @dataclass(frozen=True)
 class KeyMap:
-    """Which weights of a Hugging Face folder, by their names there, make which of ours."""
+    """A map that says which weights of a Hugging Face folder, by their names there, make which of ours."""
 
     architecture: Architecture
     sources: dict[str, WeightSource]
     unused: list[str]
-    """The folder's weights that the model never uses."""
+    """Names of the folder's weights that the model never uses."""
     shapes: dict[str, Tensor]
     """Our weights, on the meta device."""
 
     @classmethod
     def of(cls, folder: Path, stored: Mapping[str, Stored], absent: Mapping[str, str] | None = None) -> "KeyMap":
-        """From the weights `stored` and the config.json of `folder`; `absent`: as in `WeightFolder`.
+        """Map the weights `stored` by the config.json of `folder`; `absent`: as in `WeightFolder`.
 
         Raises UserError naming a missing weight, or one that the model does not have.
         """
@@ -96,15 +96,16 @@ class KeyMap:
 
     @property
     def layers(self) -> dict[str, AdaptedLayer]:
-        """Our weight's name -> layer, for layers that can have adapters."""
+        """Layers that can have adapters, by our weight's name."""
         return adapted_layers(self.architecture, self.sources)
 
     def join(self, ours: str, tensors: Iterable[Tensor]) -> Tensor:
-        """Hugging Face's tensors -> our weight of that name."""
+        """Join Hugging Face's tensors to our weight of that name."""
         return _join(self.sources[ours], tensors)
 
     def split(self, ours: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Our weight -> Hugging Face's tensors (or chunks of them) by name, without padding for tensor parallelism.
+        """Split our weight into Hugging Face's tensors (or chunks of them) by name, without tensor parallelism's
+        padding.
 
         Raises UserError if the weight is smaller than the config.json says.
         """
@@ -120,7 +121,7 @@ class KeyMap:
 
 
 def _joined(ours: str, source: WeightSource, stored: Mapping[str, Stored], architecture: Architecture) -> Tensor:
-    """Our weight on the meta device. Raises UserError naming tensors whose shape is not the config.json's."""
+    """Return our weight on the meta device. Raises UserError naming tensors whose shape is not the config.json's."""
     for name in source.theirs:
         if not DTYPES[stored[name].dtype].is_floating_point:
             raise UserError(f"{name} is of type {stored[name].dtype}, which no weight can be; download it again")
@@ -259,7 +260,7 @@ def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
 
 
 def _opened(folder: Path, like: Path | None, step: int | None = None) -> tuple[OurCheckpoint, Path, KeyMap]:
-    """A folder's checkpoint, verified; the folder that describes the original model, and the map of its weights."""
+    """Open a folder's checkpoint, verified; also return the original model's folder, and the map of its weights."""
     ours = OurCheckpoint(folder, step=step)
     ours.verify()
     side = _find_side(folder, ours, like)
@@ -282,12 +283,12 @@ def _find_side(folder: Path, ours: OurCheckpoint, like: Path | None) -> Path:
 
 
 def _extras(side: Path, folder: Path, ours: OurCheckpoint) -> PeftExtras:
-    """The extras of the peft folder that the adapters came from."""
+    """Read the extras of the peft folder that the adapters came from."""
     return PeftExtras.of(side, *(one / SIDE for one in (folder, ours.first) if one))
 
 
 def _listing(side: Path) -> tuple[dict[str, Stored], Path]:
-    """The original weights by name, and the folder or file that holds the unused ones."""
+    """Return the original weights by name, and the folder or file that holds the unused ones."""
     if not (side / LISTING).is_file():
         if not weight_files(side):
             raise UserError(
@@ -304,7 +305,7 @@ def _listing(side: Path) -> tuple[dict[str, Stored], Path]:
 def _tensors(
     here: Mapping[str, Stored], keys: KeyMap, ours: OurCheckpoint, unused_weights: Path, extras: PeftExtras
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one exported file, in the chain's order, adapters merged."""
+    """Yield the tensors of one exported file, in the chain's order, adapters merged."""
     adapters, layers = Adapters.from_record(ours.run.get("adapters")), keys.layers
     begun: dict[str, list[Tensor]] = {}
     for name, source in keys.sources.items():

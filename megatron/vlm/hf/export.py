@@ -21,7 +21,7 @@ from omnibal_ext.output import say
 
 
 class SaveExporter:
-    """Exports a run's saves, one at a time. `like`: a folder that `check_like` accepts."""
+    """An exporter of a run's saves, one at a time. `like`: a folder that `check_like` accepts."""
 
     def __init__(self, like: Path) -> None:
         self.like = like
@@ -57,12 +57,12 @@ class SaveExporter:
 
 
 def export_folder(save: Path) -> Path:
-    """The folder of a save's export."""
+    """Return the folder of a save's export."""
     return save.with_name(f"{save.name}-hf")
 
 
 def check_like(folder: Path | None) -> Path:
-    """The folder, if it lists the weights of a Hugging Face model. Raises UserError otherwise."""
+    """Return the folder, if it lists the weights of a Hugging Face model. Raises UserError otherwise."""
     if folder and ((folder / LISTING).is_file() or weight_files(folder)):
         return folder
     raise UserError(

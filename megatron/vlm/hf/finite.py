@@ -1,4 +1,4 @@
-"""Weights that are no finite numbers: refused where a model comes in, said where one goes out."""
+"""Weights that are no finite numbers: refused where a model comes in, warned of where one goes out."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.output import say
 
 SHOWN = 3
-"""Names that a message gives."""
+"""Most names in a message."""
 
 
 class Broken:
@@ -19,14 +19,14 @@ class Broken:
         self._found: dict[str, bool] = {}
 
     def seen(self, name: str, tensor: Tensor) -> Tensor:
-        """Look at a tensor, once for each name, and return it. One pass over it, which needs no memory."""
+        """Check a tensor, once for each name, and return it. One pass over it, which needs no memory."""
         if name not in self._found:
             self._found[name] = not _is_finite(tensor)
         return tensor
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they were seen."""
+        """Names in the order in which they were seen."""
         return [name for name, is_broken in self._found.items() if is_broken]
 
     def refuse(self, source: Path) -> None:
@@ -35,7 +35,7 @@ class Broken:
             raise UserError(f"{source}: {self}; download it again, or have it written again")
 
     def warn(self, source: Path) -> None:
-        """Say which were seen, if any."""
+        """Warn which were seen, if any."""
         if self.names:
             say(f"warning: {source}: {self}; written as they are, older saves may be whole", error=True)
 
@@ -46,7 +46,7 @@ class Broken:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity; a single number may be a bound at infinity, as Gemma's."""
+    """Return whether a tensor has no NaN or infinity; a single number may be a bound at infinity, as Gemma's."""
     if not (tensor.numel() and tensor.is_floating_point()):
         return True
     if tensor.numel() == 1:

@@ -43,12 +43,12 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """Its size on disk."""
+        """Size on disk."""
         return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
 
 
 class WeightFolder:
-    """The weights of a Hugging Face folder or of one file, by name; only headers are read until a tensor is asked for.
+    """Weights of a Hugging Face folder or of one file, by name; only headers are read until a tensor is asked for.
 
     Raises UserError if the folder has no safetensors weights, or one of its files is damaged.
     """
@@ -74,7 +74,7 @@ class WeightFolder:
 
 
 def stored_weights(path: Path) -> dict[str, Stored]:
-    """The weights of one safetensors file, from its header. Raises UserError naming the file and the weight."""
+    """Read the header of one safetensors file: its weights. Raises UserError naming the file and the weight."""
     return {name: Stored(path.name, place.dtype, place.shape) for name, place in read_tensor_entries(path).items()}
 
 

@@ -1,4 +1,4 @@
-"""How Hugging Face's tensors (theirs) and our one tensor hold the same weight. Forms only move numbers: bit-exact.
+"""Forms in which Hugging Face's tensors (theirs) and our one hold the same weight. They only move numbers: bit-exact.
 
 query, key, value    theirs  q0 q1 q2 q3 | k0 k1 | v0 v1        ours  q0 q1 k0 v0 | q2 q3 k1 v1    (two groups)
 with a gate          theirs  q0 g0 q1 g1 q2 ... | k0 k1 | ...   ours  q0 q1 g0 g1 k0 v0 | q2 q3 g2 g3 k1 v1
@@ -34,14 +34,14 @@ from omnibal_ext.modalities.modality import ENCODED, Modality
 
 @dataclass(frozen=True)
 class Link:
-    """Where a weight is: in which model and, of language layers, in which layer."""
+    """A weight's model and, for language layers, its layer."""
 
     model: Architecture
     layer: Layer | None = None
 
     @property
     def attention(self) -> Attention:
-        """Of the layer."""
+        """Attention of the layer."""
         assert self.layer is not None
         assert self.layer.attention is not None
         return self.layer.attention
@@ -49,7 +49,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Form:
-    """`join`: Hugging Face's tensors to one of ours. `split`: the inverse; the caller restores leading dimensions."""
+    """Functions: `join` Hugging Face's tensors to one of ours; `split`, its inverse, leaves leading dimensions flat."""
 
     join: Callable[[Sequence[Tensor], Link], Tensor]
     split: Callable[[Tensor, Link], tuple[Tensor, ...]]
@@ -61,7 +61,7 @@ def _same(tensors: Sequence[Tensor], _: Link) -> Tensor:
 
 
 def _tokens(tensors: Sequence[Tensor], _: Link) -> Tensor:
-    """Any shape that ends in the width -> [tokens, 1, width]."""
+    """Reshape any shape that ends in the width to [tokens, 1, width]."""
     (tensor,) = tensors
     return tensor.reshape(-1, 1, tensor.shape[-1])
 
@@ -72,7 +72,7 @@ def _row(tensors: Sequence[Tensor], _: Link) -> Tensor:
 
 
 def _join_squares(tensors: Sequence[Tensor], link: Link) -> Tensor:
-    """A matrix over squares of patches [out, in x patches] -> [out, patches x in]."""
+    """Reorder a matrix over squares of patches: [out, in x patches] -> [out, patches x in]."""
     weight = _same(tensors, link)
     return weight.reshape(len(weight), -1, link.model.shuffle**2).mT.flatten(1)
 
@@ -90,7 +90,7 @@ def _stack(tensors: Sequence[Tensor], _: Link) -> Tensor:
 
 
 def _stack_experts(tensors: Sequence[Tensor], _: Link) -> Tensor:
-    """gate, up of each expert in turn, each [inner, width] -> [experts, 2 * inner, width]."""
+    """Stack gate, up of each expert in turn, each [inner, width], to [experts, 2 * inner, width]."""
     return torch.stack([torch.cat(halves) for halves in zip(tensors[::2], tensors[1::2], strict=True)])
 
 
@@ -99,7 +99,7 @@ def _split_experts(tensor: Tensor, _: Link) -> tuple[Tensor, ...]:
 
 
 def _join_groups(tensors: Sequence[Tensor], groups: int) -> Tensor:
-    """Tensors such as q, k, v, each [groups * n, ...] -> one [groups * sum of n, ...], group by group."""
+    """Join tensors such as q, k, v, each [groups * n, ...], to one [groups * sum of n, ...], group by group."""
     parts = [tensor.reshape(groups, -1, *tensor.shape[1:]) for tensor in tensors]
     return torch.cat(parts, dim=1).flatten(0, 1)
 
@@ -110,7 +110,8 @@ def _split_groups(tensor: Tensor, groups: int, sizes: list[int]) -> tuple[Tensor
 
 
 def _grouped(rows: Callable[[Link], tuple[int, list[int]]], packed: int = 1) -> Form:
-    """Parts that lie group by group here and one behind the other there, the first `packed` of them in one tensor.
+    """Make the form of parts that lie group by group here, one behind the other there; the first `packed` in one
+    tensor.
 
     `rows`: the number of groups, and the rows of each part in one of them.
     """
@@ -128,7 +129,7 @@ def _grouped(rows: Callable[[Link], tuple[int, list[int]]], packed: int = 1) -> 
 
 
 def _rows_of(modality: Modality) -> Callable[[Link], tuple[int, list[int]]]:
-    """Query, key, value of each head of an encoder."""
+    """Return the `rows` of `_grouped` for an encoder: query, key, value of each head."""
 
     def rows(link: Link) -> tuple[int, list[int]]:
         sizes = link.model.sizes(modality)
@@ -161,7 +162,7 @@ def _rows_without_values(link: Link) -> tuple[int, list[int]]:
 
 
 def _linear_rows(link: Link) -> tuple[int, list[int]]:
-    """q, k, v, z, b, a of linear attention."""
+    """Return the `rows` of `_grouped` for q, k, v, z, b, a of linear attention."""
     assert link.layer is not None
     linear = link.layer.linear
     assert linear is not None
@@ -178,7 +179,7 @@ LANGUAGE_QKV, CONVOLVED = _grouped(_language_rows), _grouped(_convolved_rows, pa
 
 
 def _halves(tensor: Tensor, link: Link) -> Tensor:
-    """Rotary pairs (0, 1), (2, 3), ... of each head -> all first numbers, then all second ones."""
+    """Reorder rotary pairs (0, 1), (2, 3), ... of each head to all first numbers, then all second ones."""
     return _reordered(tensor, link, lambda turning: turning.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))
 
 
@@ -203,7 +204,7 @@ def _split_neighbours(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
 
 
 def _gated(tensors: Sequence[Tensor], link: Link) -> Tensor:
-    """query | gate of each head, key, value -> queries, gates, key, value of each group."""
+    """Join query | gate of each head, key, value to queries, gates, key, value of each group."""
     both, *others = tensors
     width = link.attention.head_dim
     heads = both.reshape(-1, 2, width, *both.shape[1:])
@@ -259,17 +260,17 @@ FORMS = {
 
 
 def resolve_form(form: str, stored: Sequence[int], wanted: Sequence[int]) -> str:
-    """ "either_way" as "same" or "transposed", from the stored and the wanted shape, as transformers decides."""
+    """Resolve "either_way" to "same" or "transposed", from the stored and the wanted shape, as transformers decides."""
     if form != "either_way":
         return form
     return "same" if tuple(stored) == tuple(wanted) else "transposed"
 
 
 def join(form: str, tensors: Sequence[Tensor], link: Link) -> Tensor:
-    """Hugging Face's tensors -> our weight."""
+    """Join Hugging Face's tensors to our weight."""
     return FORMS[form].join(tensors, link)
 
 
 def split(form: str, tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    """Our weight -> Hugging Face's tensors."""
+    """Split our weight into Hugging Face's tensors."""
     return FORMS[form].split(tensor, link)

@@ -18,11 +18,11 @@ class Further:
     """Inputs of one modality in the check: how they are drawn, and given to transformers' model."""
 
     units: tuple[tuple[int, ...], ...]
-    """Of each random sample's inputs."""
+    """Number of units of each random sample's inputs."""
     shape: Callable[[Architecture], tuple[int, ...]]
-    """Of one unit."""
+    """Returns the shape of one unit."""
     given: Callable[[Sequence[Tensor]], dict[str, Tensor]]
-    """From a sample's inputs, each [units, *shape], to arguments of transformers' model; none: {}."""
+    """Turns a sample's inputs, each [units, *shape], into arguments of transformers' model; none: {}."""
 
     def random(self, model: Architecture, number: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Draw the inputs of a random sample."""
@@ -38,7 +38,7 @@ def _pixels(model: Architecture) -> tuple[int, ...]:
 
 
 def _stacked(films: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Frames of videos that have an encoder of their own."""
+    """Stack frames of videos that have an encoder of their own."""
     return {"pixel_values_videos": torch.stack(list(films))} if films else {}
 
 

@@ -1,4 +1,4 @@
-"""Which Hugging Face weights make each of our weights: the families' tables, applied to one model.
+"""Names of the Hugging Face weights that make each of ours: the families' tables, applied to one model.
 
 The tables use one spelling of a name; `table_name` converts the others (transformers' modules, older checkpoints).
 """
@@ -20,7 +20,7 @@ from omnibal_ext.families.weights import Weight
 from omnibal_ext.modalities.language.layer import Layer
 
 FIRST_EXPERT = r"^language_model\.model\.layers\.\d+\.mlp\.experts\.0\."
-"""Matches a table name if the checkpoint has one tensor for each expert, not one for all."""
+"""Pattern that matches a table name if the checkpoint has one tensor for each expert, not one for all."""
 SPELLINGS = (
     (r"^model\.language_model\.", "language_model.model."),
     (r"^lm_head\.", "language_model.lm_head."),
@@ -40,13 +40,13 @@ UNUSED = (
 
 @dataclass(frozen=True)
 class WeightSource:
-    """The Hugging Face weights (table names) of one of ours, and the form (`hf/forms.py`) that joins them."""
+    """Hugging Face weights (table names) that make one of ours, and the form (`hf/forms.py`) that joins them."""
 
     theirs: tuple[str, ...]
     form: str
     link: Link
     chunk: "TensorChunk | None" = None
-    """Ours is only this chunk of theirs; None: all of it."""
+    """Chunk of theirs that ours is; None: all of it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TensorChunk:
     count: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """This chunk of a tensor. Raises ValueError if the axis does not divide."""
+        """Return this chunk of a tensor. Raises ValueError if the axis does not divide."""
         if tensor.dim() <= self.axis or tensor.shape[self.axis] % self.count:
             raise ValueError(f"{list(tensor.shape)} has no {self.count} equal chunks along axis {self.axis}")
         size = tensor.shape[self.axis] // self.count
@@ -66,7 +66,7 @@ class TensorChunk:
 
 
 def table_name(name: str, family: Family) -> str:
-    """A weight's name in the tables' spelling."""
+    """Convert a weight's name to the tables' spelling."""
     for pattern, replacement in (*SPELLINGS, *family.spellings):
         name = re.sub(pattern, replacement, name)
     return name
@@ -76,7 +76,7 @@ VIT_LAYER = re.compile(r"(?:vision_tower|vision_model|video_tower)\.encoder\.lay
 
 
 def is_unused(name: str, architecture: Architecture, stored: Collection[str]) -> bool:
-    """Whether a weight outside of the tables is known to be unused by the model: one of `UNUSED`, of its family, of a
+    """Return whether the model is known not to use a weight outside of the tables: one of `UNUSED`, of its family, of a
     ViT layer that config.json names behind the last one whose output is read, or of the layer behind the language
     model's last that predicts a second token. `stored`: the table names that the checkpoint has."""
     vision = architecture.vision
@@ -90,7 +90,7 @@ def is_unused(name: str, architecture: Architecture, stored: Collection[str]) ->
 def sources(
     architecture: Architecture, vision: str, language: str, stored: Collection[str] = ()
 ) -> dict[str, WeightSource]:
-    """Name in our checkpoints -> source, for every weight of the chain, in its order.
+    """Return the source of every weight of the chain, in its order, by name in our checkpoints.
 
     `vision` is the `model_type` of a config.json, `language` that of its language model, `stored` the table names that
     the checkpoint has.
@@ -115,7 +115,7 @@ def sources(
 
 
 def _of_experts(weight: Weight, architecture: Architecture) -> tuple[str, ...]:
-    """The Hugging Face names of a weight, expert by expert where each has its own tensor."""
+    """Return the Hugging Face names of a weight, expert by expert where each has its own tensor."""
     experts = architecture.language.experts
     if experts is None or "{e}" not in weight.theirs[0]:
         return weight.theirs

@@ -1,4 +1,4 @@
-"""What transformers' models take of the images and videos in a pack, by the names of their arguments.
+"""Inputs that transformers' models take of the images and videos in a pack, by the names of their arguments.
 
 image_sizes            height and width of every image; at native resolution also pixel_values [images, 3, H, W]
 batch_num_images       how many images each sample has that has some
@@ -38,25 +38,25 @@ Samples = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Pack:
-    """The samples of one pack, of a `ChatDataset`, for the model of a configuration."""
+    """A pack's samples, from a `ChatDataset`, for the model of a configuration."""
 
     samples: Samples
     words: Batch
-    """Its text inputs (`megatron.vlm.data.batches.join_words`)."""
+    """Text inputs (`megatron.vlm.data.batches.join_words`)."""
     config: Any
     how: Packs
     normalization: Normalization
-    """Of the samples' pixels."""
+    """Mean and deviation of the samples' pixels."""
 
     @cached_property
     def ids(self) -> Tensor:
-        """Int64 [T]."""
+        """Token ids, int64 [T]."""
         ids: Tensor = self.words["input_ids"][0]
         return ids
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each sample."""
+        """Number of tokens of each sample."""
         return [len(sample["input_ids"]) for sample in self.samples]
 
     @cached_property
@@ -66,23 +66,23 @@ class Pack:
 
     @property
     def grids(self) -> list[Grid]:
-        """(steps, rows, columns) of each run of their tokens."""
+        """(steps, rows, columns) of each run of image and video tokens."""
         return [grid for image in self.images for grid in image.grids]
 
     @cached_property
     def pixels(self) -> Tensor:
-        """Their tiles [tiles, 3, S, S], where there are some, of a pack without videos."""
+        """Tiles [tiles, 3, S, S] of a pack that has some, and no videos."""
         return torch.cat([sample["pixel_values"] for sample in self.samples if len(sample["pixel_values"])])
 
     @property
     def rule(self) -> TilingRule:
-        """How images are cut for the model."""
+        """Rule by which images are cut for the model."""
         return TILINGS[self.how.tiling]
 
 
 def whole_images(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Patches [patches, 3, size, size] -> images [images, 3, height, width], padded to the largest, and each one's
-    (height, width), as Pixtral's processor gives them."""
+    """Join patches [patches, 3, size, size] to images [images, 3, height, width], padded to the largest; also return
+    each one's (height, width), as Pixtral's processor gives them."""
     size, pictures = patches.shape[-1], []
     for (_, rows, columns), part in zip(
         grids, patches.split([rows * columns for _, rows, columns in grids]), strict=True
@@ -96,7 +96,7 @@ def whole_images(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[t
 
 
 def by_rows(patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-    """Patches [patches, 3, size, size] -> the same, each image's row by row instead of square by square."""
+    """Reorder patches [patches, 3, size, size]: each image's row by row instead of square by square."""
     found = []
     for (_, rows, columns), part in zip(
         grids, patches.split([rows * columns for _, rows, columns in grids]), strict=True
@@ -109,9 +109,9 @@ def by_rows(patches: Tensor, grids: Sequence[Grid]) -> Tensor:
 def padded_patches(
     patches: Tensor, grids: Sequence[Grid], square: int, normalization: Normalization
 ) -> dict[str, Tensor]:
-    """Patches [patches, 3, size, size], in squares of so many a side, as Gemma 4's processor gives them: pixel_values
-    [images, most patches, numbers], from 0 to 1, and image_position_ids [images, most patches, 2], column, row or -1.
-    """
+    """Give patches [patches, 3, size, size], in squares of `square` a side, as Gemma 4's processor does: pixel_values
+    [images, most patches, numbers], from 0 to 1, and image_position_ids [images, most patches, 2], column, row or
+    -1."""
     mean, deviation = (torch.tensor(one)[:, None, None] for one in normalization)
     counts = [rows * columns for _, rows, columns in grids]
     filled = torch.zeros(len(counts), max(counts), patches[0].numel())
@@ -133,7 +133,7 @@ def _sizes(pack: Pack) -> Batch:
 
 
 def _counts(pack: Pack) -> Batch:
-    """Among several of a sample, an image is one tile."""
+    """Return how many images each sample has that has some; among several of a sample, an image is one tile."""
     counts = [len(sample["images"]) for sample in pack.samples if sample["images"]]
     return {"batch_num_images": torch.tensor(counts)} if counts else {}
 
@@ -149,7 +149,7 @@ def _placed_patches(pack: Pack) -> Batch:
 
 
 def _patches_and_grids(pack: Pack) -> Batch:
-    """And `position_ids` [4, 1, T]: in the sample, then M-RoPE's three."""
+    """Return patches, grids and `position_ids` [4, 1, T]: in the sample, then M-RoPE's three."""
     found: Batch = {}
     shown = [media for sample in pack.samples for media in _media_of(sample)]
     for name, pixels, film in (("image", "pixel_values", False), ("video", "pixel_values_videos", True)):
@@ -174,7 +174,7 @@ def _is_film(image: TiledImage, how: Packs) -> bool:
 
 
 def _media_of(sample: Mapping[str, Any]) -> list[tuple[TiledImage, Tensor]]:
-    """A sample's images and videos, each with its patches [patches, 3 x frames x size x size]."""
+    """Return a sample's images and videos, each with its patches [patches, 3 x frames x size x size]."""
     pixels: Tensor = sample["pixel_values"]
     if pixels.dim() == 4:  # an image's frames are equal ones
         pixels = pixels.unsqueeze(2).expand(-1, -1, FRAMES, -1, -1)
@@ -183,14 +183,14 @@ def _media_of(sample: Mapping[str, Any]) -> list[tuple[TiledImage, Tensor]]:
 
 
 def _masks(pack: Pack) -> Batch:
-    """Masks of each kind of layer, where images are seen in both directions."""
+    """Return masks of each kind of layer, if images are seen in both directions."""
     masks = image_masks(pack.config, pack.ids.numpy(), pack.lengths)
     return {"attention_mask": {kind: torch.from_numpy(mask) for kind, mask in masks.items()}} if masks else {}
 
 
 def padded_sounds(sounds: Sequence[Tensor]) -> Batch:
-    """Mel frames [frames, bins] of sounds, as Whisper's feature extractor gives them: input_features [sounds, bins,
-    most frames], and feature_attention_mask [sounds, most frames]; {} for none.
+    """Pad mel frames [frames, bins] of sounds as Whisper's feature extractor does: input_features [sounds, bins, most
+    frames], and feature_attention_mask [sounds, most frames]; {} for none.
 
     In Qwen3-Omni this padding changes what a sound of under a second becomes, if a longer one is in the batch.
     """
@@ -209,7 +209,7 @@ def _heard(pack: Pack) -> Batch:
 
 
 def _films(pack: Pack) -> Batch:
-    """Videos that have an encoder of their own, whose frames are as many in each."""
+    """Return videos that have an encoder of their own; all have the same number of frames."""
     films = [one["pixel_values_videos"] for one in pack.samples if len(one["pixel_values_videos"])]
     return {"pixel_values_videos": torch.cat(films)} if films else {}
 
@@ -227,4 +227,4 @@ INPUTS: dict[str, Callable[[Pack], Batch]] = {
     "token_type_ids": _masks,
     "mm_token_type_ids": _masks,  # of which other models only compute positions, which packs have
 }
-"""How a pack gets the inputs in `Model.takes`."""
+"""Functions that make the inputs in `Model.takes` from a pack."""

@@ -48,7 +48,7 @@ from omnibal_ext.modalities.vision.tiling import Grid, TilingRule
 
 
 class JoinPack:
-    """Joins the samples of a pack: the `collate_fn` of a DataLoader over a `ChatDataset` and a `PackBatchSampler`, or
+    """A join of a pack's samples: the `collate_fn` of a DataLoader over a `ChatDataset` and a `PackBatchSampler`, or
     over samples that transformers' processor made.
 
     Raises UserError if the model would compute something else on a pack than on its samples, or the dataset was made
@@ -56,11 +56,13 @@ class JoinPack:
     """
 
     def __init__(self, data: ChatDataset | None, config: Any, reduction: str | None = None) -> None:
-        """Args:
-        data: the dataset. None: samples are a processor's, joined by `omnibal_ext.integrations.torch_loops.collate`.
-        config: the model's (`model.config`).
-        reduction: a name of `megatron.vlm.loss.REDUCTIONS`: the batch gets `weights` [1, T], each label's weight in
-            the mean over the global batch. None: no `weights` (transformers' Trainer passes all keys to the model).
+        """Check model and dataset, and make the function.
+
+        Args:
+            data: None: samples are a processor's, joined by `omnibal_ext.integrations.torch_loops.collate`.
+            config: the model's (`model.config`).
+            reduction: a name of `megatron.vlm.loss.REDUCTIONS`: the batch gets `weights` [1, T], each label's weight in
+                the mean over the global batch. None: no `weights` (transformers' Trainer passes all keys to the model).
         """
         self.config, self.reduction, self.packs = config, reduction, check_model(config)
         self.takes, self.normalization = MODELS[config.model_type].takes, None if data is None else data.normalization
@@ -69,7 +71,7 @@ class JoinPack:
             _check_dataset(data, config, self.packs)
 
     def __call__(self, samples: Samples) -> Batch:
-        """The batch of a pack; it must have samples."""
+        """Return the batch of a pack; it must have samples."""
         batch = collate(samples, self.config) if self.normalization is None else self._of_dataset(samples)
         if self.reduction is not None:
             parts = batch["labels"][0].split([torch.as_tensor(sample["input_ids"]).numel() for sample in samples])
@@ -94,7 +96,7 @@ def _weights(labels: Tensor, power: float) -> Tensor:
 
 
 def _check_dataset(data: ChatDataset, config: Any, packs: Packs) -> None:
-    """Refuse a dataset whose tiles or image tokens are not this model's."""
+    """Raise UserError if a dataset's tiles or image tokens are not this model's."""
     manifest, vision = data.manifest, config.vision_config
     wanted, rule = TILINGS[packs.tiling], manifest["tiling"]["rule"]
     size = vision.patch_size if wanted.native else vision.image_size
@@ -121,11 +123,11 @@ def _check_dataset(data: ChatDataset, config: Any, packs: Packs) -> None:
 
 
 def _flags_to_drop(made: Mapping[str, Any], rule: TilingRule) -> str:
-    """Flags that limited the dataset's grids, to be dropped: the model chooses from all of its grids."""
+    """Name the flags that limited the dataset's grids, to be dropped: the model chooses from all of its grids."""
     is_limited = rule.grids and (made["min_tiles"] > 1 or made["max_tiles"] < max(map(prod, rule.grids)))
     return ", and without --max-tiles and --min-tiles: it chooses from all of its grids" if is_limited else ""
 
 
 def _grids(made: Mapping[str, Any], rule: TilingRule) -> list[Grid]:
-    """(rows, columns) of the grids allowed in a dataset."""
+    """Return (rows, columns) of the grids allowed in a dataset."""
     return [grid[::-1] for grid in rule.grids if made["min_tiles"] <= prod(grid) <= made["max_tiles"]]

@@ -24,7 +24,7 @@ from omnibal_ext.reading.document import read_json
 PREFIX = "base_model.model."
 SUFFIXES = (".lora_A.weight", ".lora_B.weight")
 HALF = re.compile(r"(?P<layer>.+)\.lora_(?P<half>[AB])(\.\w+)?\.weight")
-"""Matches an A or B; the adapter's name, which peft leaves out of files, stands in those that others save."""
+"""Pattern of an A or B; the adapter's name, which peft leaves out of files, stands in those that others save."""
 REMEDY = "give a folder that peft saved"
 MERGE = "merge it with peft (merge_and_unload), and give the merged model alone"
 LARGEST_RANK = 2**16
@@ -52,22 +52,22 @@ IGNORED_FIELDS = {
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "megatron_core", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
 }  # fmt: skip
-"""Any value is accepted: metadata, the choice of layers (the tensors' names say which have adapters), and settings of
-methods that another field would have to switch on."""
+"""Fields of which any value is accepted: metadata, the choice of layers (the tensors' names say which have adapters),
+and settings of methods that another field would have to switch on."""
 NAME = re.compile(r"\^?([\w.]|\\\.)+\$?")
-"""Keys of rank_pattern and alpha_pattern that are read: layer names, no other regular expressions."""
+"""Pattern of keys of rank_pattern and alpha_pattern that are read: layer names, no other regular expressions."""
 
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """A folder's adapter_config.json, of which every field is supported."""
+    """adapter_config.json of a folder, of which every field is supported."""
 
     path: Path
     fields: Mapping[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> "PeftConfig":
-        """Raises UserError naming a field that peft does not have, or a value that is not supported."""
+        """Read it. Raises UserError naming a field that peft does not have, or a value that is not supported."""
         path = folder / ADAPTER
         fields = read_json(path, record(NEEDED, OPTIONAL), REMEDY)
         known = {*NEEDED, *OPTIONAL, *ALLOWED_VALUES, *IGNORED_FIELDS}
@@ -86,21 +86,21 @@ class PeftConfig:
 
     @property
     def rank(self) -> int:
-        """Of layers that are not in rank_pattern."""
+        """Rank of layers that are not in rank_pattern."""
         return int(self.fields["r"])
 
     @property
     def is_stabilized(self) -> bool:
-        """rsLoRA: the scale is alpha / sqrt(rank) (arXiv 2312.03732)."""
+        """Whether it is rsLoRA: the scale is alpha / sqrt(rank) (arXiv 2312.03732)."""
         return bool(self.fields.get("use_rslora"))
 
     def scale(self, rank: int, alpha: float) -> float:
-        """The factor of B A."""
+        """Return the factor of B A."""
         return alpha / (math.sqrt(rank) if self.is_stabilized else rank)
 
     @property
     def alpha(self) -> float:
-        """The alpha with which plain LoRA has the same scale."""
+        """Alpha with which plain LoRA has the same scale."""
         alpha = float(self.fields["lora_alpha"])
         return alpha * math.sqrt(self.rank) if self.is_stabilized else alpha
 
@@ -117,18 +117,18 @@ class PeftConfig:
             )
 
     def _of(self, pattern: str, layer: str, of_all: Any) -> Any:
-        """The value of a pattern for a layer, by peft's rule: the first key that its name ends with."""
+        """Return the value of a pattern for a layer, by peft's rule: the first key that its name ends with."""
         found = (v for n, v in (self.fields.get(pattern) or {}).items() if re.match(rf"(.*\.)?({n})$", layer))
         return next(found, of_all)
 
     @property
     def dropout(self) -> float:
-        """lora_dropout."""
+        """Value of lora_dropout."""
         return float(self.fields.get("lora_dropout", 0.0))
 
     @property
     def notes(self) -> list[str]:
-        """How training here differs from peft's, a line each."""
+        """Differences of training here from peft's, a line each."""
         found = list[str]()
         if self.dropout:
             found.append(
@@ -144,7 +144,7 @@ class PeftConfig:
 
 @dataclass(frozen=True)
 class PeftExtras:
-    """What our checkpoints do not hold of a peft folder; kept in their `huggingface/` folder for the export."""
+    """Fields and weights of a peft folder that our checkpoints lack; kept in their `huggingface/` for the export."""
 
     dropout: float = 0.0
     is_stabilized: bool = False
@@ -174,7 +174,7 @@ class PeftExtras:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """`unused` by their names in peft's file."""
+        """A and B in `unused` by their names in peft's file."""
         return {
             f"{PREFIX}{name}{end}": one
             for name, pair in self.unused.items()
@@ -182,13 +182,13 @@ class PeftExtras:
         }
 
     def alpha(self, adapters: Adapters, times: int = 1) -> float:
-        """lora_alpha of a layer of `times` the rank that gives the common scale."""
+        """Return the lora_alpha of a layer of `times` the rank that gives the common scale."""
         if self.is_stabilized:
             return float(f"{adapters.scale * math.sqrt(times * adapters.rank):.12g}")
         return times * adapters.alpha
 
     def merged(self, name: str, weight: Tensor, scale: float, family: Family) -> Tensor:
-        """An unused weight (its Hugging Face name) of a model of `family` with its adapters merged."""
+        """Merge its adapters into an unused weight (its Hugging Face name) of a model of `family`."""
         wanted = table_name(name, family)
         pair = next(
             (pair for stem, pair in self.unused.items() if f"{table_name(stem, family)}.weight" == wanted), None
@@ -197,7 +197,7 @@ class PeftExtras:
 
 
 def add_product(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Weight [rows, columns] + scale * b a, computed in fp32 or better and rounded once."""
+    """Return weight [rows, columns] + scale * b a, computed in fp32 or better and rounded once."""
     kind = torch.promote_types(weight.dtype, torch.float32)
     return (weight.to(kind) + scale * (b.to(kind) @ a.to(kind))).to(weight.dtype)
 
@@ -209,7 +209,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_pairs(file: Path) -> dict[str, Pair]:
-    """A and B by layer name in peft's file. Raises UserError for any other tensor."""
+    """Read A and B by layer name in peft's file. Raises UserError for any other tensor."""
     if not file.exists() and (pickled := file.with_suffix(".bin")).exists():
         raise UserError(f"{pickled}: is a pickle, which may run code and is not read; load and save it with peft")
     weights, halves = WeightFolder(file), dict[str, dict[str, str]]()

@@ -15,13 +15,13 @@ from omnibal_ext.architectures.folder import CONFIG, read_config
 from omnibal_ext.files.records import write_text
 
 FIELDS = ("dtype", "torch_dtype")
-"""Of config.json and its sections, as transformers 5 and 4 write them."""
+"""Fields of config.json and its sections that name a data type, as transformers 5 and 4 write them."""
 
 
 def export_types(
     stored: Mapping[str, Stored], ours: OurCheckpoint, sources: Mapping[str, WeightSource], joined: Mapping[str, Any]
 ) -> dict[str, Stored]:
-    """`stored` (Hugging Face's weights) with the data types of our checkpoint.
+    """Return `stored` (Hugging Face's weights) with the data types of our checkpoint.
 
     Untrained weights keep the original types: one of ours may be joined from several types, as the widest (`joined`).
     """

@@ -1,4 +1,4 @@
-"""The shape of each of our weights, from the architecture; weights of a folder are checked against it."""
+"""Shapes of all our weights, from the architecture; weights of a folder are checked against them."""
 
 from functools import lru_cache
 
@@ -11,21 +11,21 @@ from omnibal_ext.modalities.weights import Shape
 
 
 def weight_shape(ours: str, model: Architecture) -> Shape:
-    """The unsharded shape of a weight, by name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
+    """Return a weight's unsharded shape by its name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
     _, link, weight = ours.split(".", 2)
     return _shapes(_cost_kinds(model)[link], model)[weight]
 
 
 @lru_cache(maxsize=16)
 def _cost_kinds(model: Architecture) -> dict[str, str]:
-    """Cost key of every link, by its name in checkpoints, such as `vit_3`."""
+    """Return the cost key of every link, by its name in checkpoints, such as `vit_3`."""
     names = (name.replace(".", "_") for name in layer_names(model.chain))
     return dict(zip(names, model.cost_kinds, strict=True))
 
 
 @lru_cache(maxsize=16)
 def _shapes(name: str, model: Architecture) -> dict[str, Shape]:
-    """All weights of a layer with this cost key."""
+    """Return the shapes of all weights of a layer with this cost key."""
     found = COUNTED[modality_of(name)].weights(model, chain_kind(name), name)
     for matrix in matrices_of(model).get(name, ()):
         found |= _matrix(matrix)

@@ -1,4 +1,4 @@
-"""Gemma 3's projector: average squares of patches, a norm, one matrix."""
+"""Projector of Gemma 3: average squares of patches, a norm, one matrix."""
 
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -13,7 +13,7 @@ from omnibal_ext.architectures.architecture import Architecture
 
 
 class PooledProjector(MegatronModule):
-    """This rank's rows of ViT tokens -> [tiles * image tokens, 1, LLM width], on every tensor-parallel rank."""
+    """A module from ViT tokens to image tokens: the mean of each square of patches, a norm, one matrix (Gemma 3)."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
         super().__init__(outside_layers(vision))
@@ -24,7 +24,7 @@ class PooledProjector(MegatronModule):
         self.linear = whole_matrix(self.config, width, language.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""
+        """Map this rank's rows of ViT tokens to image tokens [tokens, 1, LLM width], tile after tile, on every rank."""
         tiles = Images.of(batch).amount
         rows = join_rows(hidden, self.tokens_per_tile * tiles, self.shared)
         patches = self.vision_norm(rows.view(self.tokens_per_tile, tiles, -1)).transpose(0, 1)
@@ -33,7 +33,7 @@ class PooledProjector(MegatronModule):
 
 
 def mean_of_squares(patches: Tensor, side: int) -> Tensor:
-    """Mean of each `side` x `side` square: patches [tiles, n * n, width] -> [tiles, (n / side)^2, width]."""
+    """Average each `side` x `side` square: patches [tiles, n * n, width] -> [tiles, (n / side)^2, width]."""
     tiles, count, width = patches.shape
     squares = int(count**0.5) // side
     return patches.reshape(tiles, squares, side, squares, side, width).mean(dim=(2, 4)).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""From squares of Gemma 4's patches to tokens: their means, and one matrix."""
+"""Pooling of Gemma 4's patches to tokens: means of squares, and one matrix."""
 
 import torch
 from megatron.core.jit import jit_fuser
@@ -16,7 +16,7 @@ from omnibal_ext.architectures.architecture import Architecture
 
 
 class SquarePooler(MegatronModule):
-    """Average squares of patches, scale (and shift, if the model does), normalise; then one matrix (Gemma 4).
+    """A module that averages squares of patches, scales (and may shift) and normalises them; then one matrix (Gemma 4).
 
     This rank's rows of patches -> [squares, 1, LLM width], in the order of the images, on every tensor-parallel rank.
     """
@@ -33,7 +33,7 @@ class SquarePooler(MegatronModule):
         self.linear = whole_matrix(self.config, self.width, language.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]. Averages are rounded, then in fp32."""
+        """Map this rank's rows to image tokens [tokens, 1, LLM width]. Averages are rounded, then in fp32."""
         rows = join_rows(hidden, Images.of(batch).amount, self.shared)
         standard = (self.shift, self.scale) if self.standardized else ()
         means = _means_of_squares(rows.view(-1, self.square, 1, self.width), *standard)
@@ -43,7 +43,7 @@ class SquarePooler(MegatronModule):
 
 @jit_fuser
 def _means_of_squares(squares: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-    """[squares, patches, 1, width] -> means times the root of the width, shifted and scaled: [squares, 1, width]."""
+    """Average [squares, patches, 1, width], times the root of the width, shifted and scaled: [squares, 1, width]."""
     means = squares.float().mean(dim=1).to(squares.dtype).float() * squares.shape[-1] ** 0.5
     if shift is not None and scale is not None:
         means = (means - shift.float()) * scale.float()

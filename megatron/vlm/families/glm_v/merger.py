@@ -1,4 +1,4 @@
-"""From squares of GLM-V's patches to tokens.
+"""Merger of GLM-V: from squares of patches to tokens.
 
 norm of patches, matrix [square -> token], matrix, LayerNorm, GELU, gated perceptron
 """
@@ -24,7 +24,7 @@ from omnibal_ext.architectures.architecture import Architecture
 
 
 class GatedMerger(MegatronModule):
-    """Squares of patches -> image tokens, in the order of the images (GLM-4.1V)."""
+    """A module from squares of patches to image tokens, in the order of the images (GLM-4.1V)."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
         super().__init__(outside_layers(vision))
@@ -45,7 +45,7 @@ class GatedMerger(MegatronModule):
         )
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
         patches = self.vision_norm(join_rows(hidden, Images.of(batch).amount, self.shared))
         merged, _ = self.merge(patches.view(-1, 1, self.width))
         normed = self.norm(self.linear(merged)[0])

@@ -1,4 +1,4 @@
-"""From squares of Pixtral's patches to tokens: norm, matrix [square -> patch], GELU perceptron of two layers."""
+"""Merger of Pixtral's patches to tokens: norm, matrix [square -> patch], GELU perceptron of two layers."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from omnibal_ext.architectures.architecture import Architecture
 
 
 class MatrixMerger(MegatronModule):
-    """Squares of patches -> image tokens, in the order of the images (Mistral 3)."""
+    """A module from squares of patches to image tokens, in the order of the images (Mistral 3)."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
         super().__init__(outside_layers(vision))
@@ -32,7 +32,7 @@ class MatrixMerger(MegatronModule):
         self.linear_fc2 = RowParallelLinear(out, out, input_is_parallel=True, skip_bias_add=False, **linear)
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
         patches = self.norm(join_rows(hidden, Images.of(batch).amount, self.shared))
         merged, _ = self.merge(patches.view(-1, 1, self.width))
         inner, _ = self.linear_fc1(merged)

@@ -1,4 +1,4 @@
-"""From squares of PaddleOCR-VL's patches to tokens: the ViT's last norm, then Qwen's merger."""
+"""Merger of PaddleOCR-VL's patches, square by square, to tokens: the ViT's last norm, then Qwen's merger."""
 
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -14,7 +14,7 @@ from omnibal_ext.architectures.architecture import Architecture
 
 
 class TwoNorms(SquareMerger):
-    """Squares of patches -> image tokens, in the order of the images; each patch is normalised twice."""
+    """A module from squares of patches to image tokens, in the order of the images; each patch is normalised twice."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
         super().__init__(vision, language, architecture)
@@ -22,7 +22,7 @@ class TwoNorms(SquareMerger):
         self.norm = build_norm(self.config, vision.hidden_size)  # with PyTorch's epsilon, whatever config.json says
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
         patches = self.vision_norm(join_rows(hidden, Images.of(batch).amount, self.shared))
         inner, _ = self.linear_fc1(self.norm(patches).view(-1, 1, self.width))
         out: Tensor = self.linear_fc2(gelu(inner))[0]

@@ -1,4 +1,4 @@
-"""From squares of Qwen's patches to tokens: a norm, and a perceptron of two layers as wide as a square."""
+"""Merger of Qwen's patches, square by square, to tokens: a norm, and a perceptron of two layers as wide as a square."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from omnibal_ext.architectures.architecture import Architecture
 
 
 class SquareMerger(MegatronModule):
-    """Each square of patches -> one token of the language model, in the order of the images.
+    """A module from each square of patches to one token of the language model, in the order of the images.
 
     The norm is of patches or, for a feature, of whole squares.
     """
@@ -38,7 +38,7 @@ class SquareMerger(MegatronModule):
         )
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
         rows = join_rows(hidden, Images.of(batch).amount, self.shared)
         normed = self.norm(rows.view(-1, 1, self.normed))
         inner, _ = self.linear_fc1(normed.view(-1, 1, self.width))
@@ -47,7 +47,7 @@ class SquareMerger(MegatronModule):
 
 
 class PatchMerger(SquareMerger):
-    """The projector: the ViT's output, and every feature that enters the language model later, merged apart."""
+    """Projector that merges the ViT's output, and apart from it every feature that enters the language model later."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
         super().__init__(vision, language, architecture)
@@ -56,8 +56,8 @@ class PatchMerger(SquareMerger):
             self.add_module(f"feature_{number}", SquareMerger(vision, language, architecture, feature=True))
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View, *features: Tensor) -> Any:
-        """This rank's rows, and those behind the layers that give features -> image tokens [tokens, 1, LLM width], of
-        each."""
+        """Map this rank's rows, and those behind the layers that give features, each to image tokens [tokens, 1, LLM
+        width]."""
         out = super().forward(hidden, batch, view)
         merged = [self.get_submodule(f"feature_{n}")(one, batch, view) for n, one in enumerate(features)]
         return (out, *merged) if merged else out
