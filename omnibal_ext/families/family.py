@@ -1,4 +1,4 @@
-"""The record by which a family of vision-language models describes itself to the rest of the code."""
+"""Record by which a family of vision-language models describes itself to the rest of the code."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,20 +11,21 @@ from omnibal_ext.families.section import Part, Section
 
 @dataclass(frozen=True)
 class Packs:
-    """How packs are joined for transformers' model of a type, in any PyTorch loop (`megatron.vlm.hf.packs`)."""
+    """Join of packs for transformers' model of a type, in any PyTorch loop (`megatron.vlm.hf.packs`)."""
 
     tiling: str
     """Name of its tiling rule (`omnibal_ext.families.media`)."""
     boundaries: bool = False
-    """It takes those of samples, which its ViT does not apply to patches; others find samples by their positions."""
+    """Whether it takes samples' boundaries, which its ViT does not apply to patches; others find samples by
+    positions."""
     linear_attention: bool = False
-    """Its layers of linear attention take them, with kernels alone, and each token's sample (`seq_idx`)."""
+    """Whether its linear attention takes them, which kernels alone do, and each token's sample (`seq_idx`)."""
     videos_as_images: bool = False
-    """A video's token is an image's, and of the two it takes one kind a batch: a video is given as its steps."""
+    """Whether a video is given as its steps: its token is an image's, and a batch may have one kind of the two."""
     chunks: bool = False
-    """A video and its sound take turns in chunks (`VideoClock`)."""
+    """Whether a video and its sound take turns in chunks (`VideoClock`)."""
     flash: tuple[str, ...] = ("text_config", "vision_config")
-    """Parts of its configuration that may have flash-attention; others 'sdpa' alone, which reads masks."""
+    """Sections of its configuration that may have flash-attention; others 'sdpa' alone, which reads masks."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,14 @@ class Model:
     """A `model_type` of whole models."""
 
     part: Part
-    """Its fields, and all weights but the language model's."""
+    """Fields, and all weights but the language model's."""
     read: Callable[[str, Section], Architecture]
     """(name, config.json) -> the model. Raises UserError naming an unsupported field."""
     takes: tuple[str, ...] = ()
-    """What transformers' model takes of a sample with images, beside words and pixels: names of its arguments; with
-    `pixel_values` where it takes patches in the order of rows, not of squares."""
+    """Arguments of transformers' model for a sample with images, beside words and pixels; with `pixel_values` if it
+    takes patches in the order of rows, not of squares."""
     packs: Packs | None = None
-    """None: packs are not joined for it."""
+    """Join of packs; None: packs are not joined for it."""
     transformers: str = "AutoModelForImageTextToText"
     """Transformers' class that loads it; "": only the model's repository has its code, and that is not run."""
     inside: str = ""
@@ -51,7 +52,7 @@ class Preset:
     """A model that is known by its name."""
 
     config: Mapping[str, Any]
-    """Its config.json: `model_type`, and what differs from the defaults."""
+    """Fields of its config.json: `model_type`, and what differs from the defaults."""
     prompt: Mapping[str, Any] = field(default_factory=dict)
     """Fields of its `PromptFormat` that a config.json does not say."""
 
@@ -61,16 +62,16 @@ class Family:
     """Models whose config.json, weights and images are read alike."""
 
     models: Mapping[str, Model]
-    """By `model_type` in config.json."""
+    """Whole models by `model_type` in config.json."""
     parts: Mapping[str, Part] = field(default_factory=dict)
-    """By `model_type`: sections inside config.json that no other family has."""
+    """Sections inside config.json that no other family has, by `model_type`."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     markups: tuple[ImageMarkup, ...] = ()
     """Text around images that no other family has; `PromptFormat.image_markup` names a model's."""
     classes: Mapping[str, str] = field(default_factory=dict)
     """Class in `architectures` -> `model_type`, for published files whose own `model_type` is another family's."""
     folder_says_template: bool = False
-    """The chat template of a model's folder is the one it was trained with; False: that of `PromptFormat` is."""
+    """Whether a model's folder has the chat template that it was trained with; False: `PromptFormat` names it."""
     spellings: tuple[tuple[str, str], ...] = ()
     """(pattern, replacement): from other names of weights (in memory, in older files) to those of the tables."""
     modules: tuple[tuple[str, str], ...] = ()
@@ -78,4 +79,4 @@ class Family:
     idle: tuple[str, ...] = ()
     """Patterns of weights that are in checkpoints and that the model never uses."""
     kept: tuple[str, ...] = ()
-    """Files of a model's folder that are named like weights and are none, which transformers' class needs: copied."""
+    """Files of a model's folder that transformers' class needs, named like weights though they are none: copied."""

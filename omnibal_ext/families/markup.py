@@ -1,4 +1,4 @@
-"""The text around an image's tokens in a model's prompt; each family has its own.
+"""Text around an image's tokens in a model's prompt; each family has its own.
 
     InternVL   <img><IMG_CONTEXT><IMG_CONTEXT>...</img>
     Mistral 3  [IMG][IMG]...[IMG_BREAK][IMG][IMG]...[IMG_END], a row of features each
@@ -42,10 +42,10 @@ class Steps:
     stamp: Callable[[float], str]
     """Seconds -> text."""
     behind: bool = False
-    """The time is after its step."""
+    """Whether the time is after its step."""
 
     def text(self, step: str, times: Sequence[float]) -> str:
-        """The text of a video; `step`: that of each step."""
+        """Return the text of a video; `step`: that of each step."""
         stamped = (step + self.stamp(time) if self.behind else self.stamp(time) + step for time in times)
         return self.before + "".join(stamped) + self.after
 
@@ -65,23 +65,23 @@ class HeardTurns:
 
 @dataclass(frozen=True, slots=True)
 class FurtherMarkup:
-    """The text of an input beyond images, such as a sound."""
+    """Text of an input beyond images, such as a sound."""
 
     modality: Modality
     token: str
-    """Of one of its features."""
+    """Token of one of its features."""
     before: str = ""
     after: str = ""
 
     @property
     def text(self) -> str:
-        """The text that replaces its mark."""
+        """Text that replaces its mark."""
         return self.before + self.token + self.after
 
 
 @dataclass(frozen=True, slots=True)
 class ImageMarkup:
-    """`context` stands for one image feature; `tokens` are the special tokens the model has for images.
+    """Text around images: `context` stands for one image feature; `tokens` are the model's special tokens for images.
 
     Tokens that a tokenizer lacks get ids in this order, as in the model's own checkpoints.
     """
@@ -94,27 +94,27 @@ class ImageMarkup:
     gap: str = "\n"
     """Text after an image that is a part of a message, as the models' chat templates write it."""
     first: bool = False
-    """A message's images stand before its words, as the models' chat templates write them."""
+    """Whether a message's images stand before its words, as the models' chat templates write them."""
     video: str = ""
-    """The token of one video feature; "": the model does not see videos."""
+    """Token of one video feature; "": the model does not see videos."""
     steps: "Steps | None" = None
     """Video steps as separate runs; None: one run for the entire video."""
     between: str = ""
     """Text between the runs of an image that has several (a row of features each)."""
     further: tuple[FurtherMarkup, ...] = ()
-    """Of what the model takes beyond images and videos."""
+    """Text of what the model takes beyond images and videos."""
 
     def image_text(self, places: Places) -> str:
-        """The text that replaces an `<image>` mark."""
+        """Return the text that replaces an `<image>` mark."""
         return self.before + self.between.join([self.context] * places.count) + self.after
 
     def video_text(self, times: Sequence[float]) -> str:
-        """The text that replaces a `<video>` mark; `times`: seconds of the steps."""
+        """Return the text that replaces a `<video>` mark; `times`: seconds of the steps."""
         step = self.before + self.video + self.after
         return self.steps.text(step, times) if self.steps else step
 
     def heard_video_text(self, turns: HeardTurns) -> str:
-        """The same for a video that is heard too."""
+        """Return the text that replaces the mark of a video that is heard too."""
         sound = self.of(AUDIO)
         said = "".join(sound.token if turn % 2 else self.video for turn in range(turns.turns))
         return self.before + sound.before + said + sound.after + self.after
@@ -125,17 +125,17 @@ class ImageMarkup:
 
     @property
     def tokens_of_further(self) -> dict[Modality, str]:
-        """The token of a feature of each modality beyond images."""
+        """Token of a feature of each modality beyond images."""
         return {one.modality: one.token for one in self.further}
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks of images and of what it takes beyond images and videos."""
+        """Marks of images and of what the model takes beyond images and videos."""
         return (IMAGE_MARK, *(one.modality.mark for one in self.further))
 
     @property
     def any_mark(self) -> re.Pattern[str]:
-        """Matches these and a video's mark."""
+        """Pattern of `marks` and a video's mark."""
         return re.compile("|".join((*self.marks, VIDEO_MARK)))
 
     @property

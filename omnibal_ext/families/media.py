@@ -29,4 +29,4 @@ _RULES: tuple[TilingRule, ...] = (
 TILINGS: Mapping[str, TilingRule] = {rule.name: rule for rule in _RULES}
 VIDEO_RULES: Mapping[str, VideoRule] = {**QWEN_VL, **QWEN_OMNI_VIDEOS, **GLM_V}
 SOUND_RULES: Mapping[str, Callable[..., SoundRule]] = QWEN_OMNI
-"""Of an encoder: each makes the rule by which a model hears with it."""
+"""Markup -> maker of the rule by which a model hears with a given encoder."""

@@ -1,5 +1,5 @@
-"""What is read of the settings of a folder's processors, and the check of each field: any family's, of images, videos
-and sounds, and the limits of tiles in InternVL's own config.json."""
+"""Fields that are read of a folder's processors, and the check of each: any family's, of images, videos and sounds, and
+the limits of tiles in InternVL's own config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,10 +40,10 @@ CHECKS: Mapping[str, Check[Any]] = {field: check for check, fields in _TABLE for
 
 
 def read_fields(file: Path) -> Fields:
-    """The fields of a processor's file, none if it is not there. Raises UserError naming a damaged one."""
+    """Read the fields of a processor's file, none if it is not there. Raises UserError naming a damaged one."""
     return Fields(file, read_config(file) if file.is_file() else {}, CHECKS)
 
 
 def section(fields: Fields, name: str) -> Fields:
-    """The fields of an inner object, none if it is not there."""
+    """Return the fields of an inner object, none if it is not there."""
     return Fields(fields.where, fields.get(name) or {}, CHECKS)

@@ -35,15 +35,15 @@ FAMILIES: tuple[Family, ...] = (
     LIGHTON_OCR, GLM_OCR, DEEPSEEK_VL, PADDLEOCR_VL, QWEN_OMNI, VIDEO_LLAVA,
 )  # fmt: skip
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
-"""By `model_type`: whole models."""
+"""Whole models by `model_type`."""
 PARTS: Mapping[str, Part] = {
     **{kind: part for kind, (part, _) in LANGUAGES.items()},
     **TOWERS,
     **{kind: part for family in FAMILIES for kind, part in family.parts.items()},
 }
-"""By `model_type`: sections inside a config.json."""
+"""Sections inside a config.json by `model_type`."""
 MARKUPS: Mapping[str, ImageMarkup] = {markup.name: markup for family in FAMILIES for markup in family.markups}
-"""The text that models expect around images, by the names in dataset manifests."""
+"""Text that models expect around images, by the names in dataset manifests."""
 TEMPLATES = {file.stem: file for file in sorted(Path(__file__).parent.glob("*/*.jinja"))}
 """Name -> program of the chat templates that are ours."""
 _FAMILY_OF = {kind: family for family in FAMILIES for kind in family.models}
@@ -51,7 +51,7 @@ _BY_CLASS = {name: kind for family in FAMILIES for name, kind in family.classes.
 
 
 def model_type(config: Mapping[str, Any]) -> Any:
-    """The model type of a config.json's fields, whatever they are."""
+    """Return the model type that a config.json's fields name, whatever they are."""
     named = config.get("architectures")
     own = [_BY_CLASS[name] for name in named if name in tuple(_BY_CLASS)] if isinstance(named, list) else []
     return own[0] if own else config.get("model_type", "")
@@ -63,7 +63,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
 
 
 def family_of(architecture: Architecture) -> Family:
-    """The family of a model."""
+    """Return the family of a model."""
     return _FAMILY_OF[architecture.types[0]]
 
 

@@ -1,4 +1,4 @@
-"""One object of a config.json: its fields over its model type's defaults; a field that nothing reads is a fault."""
+"""An object of a config.json: its fields over its model type's defaults; a field that nothing reads is a fault."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,13 +17,13 @@ class Part:
     """A `model_type`: its config's defaults, and the names of its weights."""
 
     defaults: Mapping[str, Any]
-    """Those of transformers' config class, or of the model's own code."""
+    """Defaults of transformers' config class, or of the model's own code."""
     without_effect: frozenset[str]
     """Fields that do not affect training; all others are read, or refused."""
     weights: tuple[Weight, ...] = ()
-    """Of a language model; of a whole model, all but the language model's."""
+    """Weights of a language model; of a whole model, all but the language model's."""
     weights_apart: tuple[Weight, ...] = ()
-    """The same where each expert has tensors of its own; (): they are always stored one way."""
+    """Weights where each expert has tensors of its own; (): they are always stored one way."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Section:
     faults: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     folder: Path | None = None
-    """The folder of a whole model's config.json; None: a preset, which has no files."""
+    """Folder of a whole model's config.json; None: a preset, which has no files."""
 
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
@@ -51,20 +51,20 @@ class Section:
         return self.values[name]
 
     def get(self, name: str) -> Any:
-        """The value of a field, unchecked; None: absent."""
+        """Return the value of a field, unchecked; None: absent."""
         self.asked.add(name)
         return self.values.get(name)
 
     def take(self, name: str, check: Check[Any] | None = None) -> Any:
-        """The value of a field. Raises UserError if it is absent, or fails the check (default: that in `CHECKS`)."""
+        """Return a field's value. Raises UserError if it is absent, or fails the check (default: that in `CHECKS`)."""
         return (check or CHECKS[name])(f"{self.where}.{name}", self[name])
 
     def take_if(self, name: str, check: Check[Any] | None = None) -> Any:
-        """Like `take`, but None if it is absent or null."""
+        """Return what `take` does, but None if the field is absent or null."""
         return maybe(check or CHECKS[name])(f"{self.where}.{name}", self.get(name))
 
     def inner(self, name: str, default_type: str, always: bool = False) -> "Section":
-        """The section of that name; its type is `default_type` if it has none or the whole model's, or `always`."""
+        """Return the section of that name; it is of `default_type` if it has none or the whole model's, or `always`."""
         values = self.take_if(name, mapping(any_value)) or {}
         always = always or (
             values.get("model_type") == self["model_type"] and default_type.startswith(self["model_type"])
@@ -73,30 +73,30 @@ class Section:
         return self.section_of(name, kind, values)
 
     def towers(self, vision: str, *languages: str) -> "tuple[Section, Section]":
-        """The sections of the ViT and of the language model. Raises UserError if they are of other types."""
+        """Return the sections of the ViT and of the language model. Raises UserError if they are of other types."""
         tower, language = self.inner("vision_config", vision), self.inner("text_config", languages[0])
         tower.must_be(vision)
         language.must_be(*languages)
         return tower, language
 
     def section_of(self, name: str, kind: Any, values: Mapping[str, Any]) -> "Section":
-        """A section of that name and type with these fields, wherever they are in the file."""
+        """Make a section of that name and type with these fields, wherever they are in the file."""
         self.asked.add(name)
         return _of_type(f"{self.where}.{name}", kind, self.parts, self.parts, values, self.faults)
 
     def read_as(self, kind: str, values: Mapping[str, Any], faults: list[str]) -> "Section":
-        """The same object with another type, fields and list of faults."""
+        """Return the same object with another type, fields and list of faults."""
         return _of_type(self.where, kind, self.parts, self.parts, values, faults)
 
     def choose(self, name: str, known: Mapping[str, Any]) -> Any:
-        """known[value of the field]. Raises UserError if the value is not in `known`."""
+        """Return known[value of the field]. Raises UserError if the value is not in `known`."""
         value = self[name]
         if not isinstance(value, str) or value not in known:
             raise UserError(f"{self.where}.{name} is {shown(value)}; supported: {', '.join(map(repr, known))}")
         return known[value]
 
     def must(self, **wanted: Any) -> None:
-        """Fields whose only supported value is this one: others are faults."""
+        """Note a fault for each of these fields that has another value than this one."""
         for name, value in wanted.items():
             self.asked.add(name)
             if self.values.get(name, value) != value:
@@ -121,7 +121,8 @@ class Section:
 
 
 def part_type(where: str, values: Mapping[str, Any], default_type: str) -> Any:
-    """The model type of a section; InternLM2's is found by `architectures`. Raises UserError if these are no names."""
+    """Return a section's model type; InternLM2's is found by `architectures`. Raises UserError if these are no
+    names."""
     architectures = maybe(listing(text))(f"{where}.architectures", values.get("architectures")) or ()
     return "internlm2" if "InternLM2ForCausalLM" in architectures else values.get("model_type") or default_type
 
@@ -129,7 +130,7 @@ def part_type(where: str, values: Mapping[str, Any], default_type: str) -> Any:
 def whole_model(
     where: str, values: Mapping[str, Any], models: Mapping[str, Part], parts: Mapping[str, Part], folder: Path | None
 ) -> Section:
-    """All of a config.json. Raises UserError if its model type is none of `models`."""
+    """Make the section of an entire config.json. Raises UserError if its model type is none of `models`."""
     others = "; docs/families.md says what others need"
     return replace(_of_type(where, values.get("model_type", ""), models, parts, values, [], others), folder=folder)
 

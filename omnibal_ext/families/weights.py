@@ -13,8 +13,8 @@ from omnibal_ext.modalities.language.layer import Layer
 
 @dataclass(frozen=True)
 class Weight:
-    """One of our weights, in layers of that kind. `form`: a name in `megatron.vlm.hf.forms`; `when`: the field of the
-    architecture, of a language layer that of `Layer`, that must be true."""
+    """A weight of ours in layers of `kind`, and what it is made of. `form`: a name in `megatron.vlm.hf.forms`; `when`:
+    a field of the architecture, for language layers of `Layer`, that must be true."""
 
     kind: str
     ours: str
@@ -22,38 +22,38 @@ class Weight:
     form: str = "same"
     when: str = ""
     of_layers: Callable[[Layer], object] | None = None
-    """Which language layers have it; None: all."""
+    """Says which language layers have it; None: all."""
     part_of: int | None = None
     """Axis along which theirs concatenates all layers'; None: theirs is of one layer."""
 
 
 def only(layers: Callable[[Layer], object], weights: Iterable[Weight]) -> Iterator[Weight]:
-    """These weights, only in language layers for which `layers` is true."""
+    """Yield these weights, only in language layers for which `layers` is true."""
     for weight in weights:
         yield replace(weight, of_layers=layers)
 
 
 def norm(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
-    """A norm outside the language model, if `when`; its bias exists if `when`, or without it if `vision.norm_bias`."""
+    """Yield a norm outside the language model, if `when`; its bias if `when`, or without it if `vision.norm_bias`."""
     yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",), when=when)
     yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when or "vision.norm_bias")
 
 
 def linear(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
-    """A linear layer; its bias exists if `when`."""
+    """Yield a linear layer; its bias exists if `when`."""
     yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",))
     yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when)
 
 
 def split_qkv(kind: str, theirs: str, form: str, when: str) -> Iterator[Weight]:
-    """Query, key and value as separate linear layers; biases exist if `when`."""
+    """Yield query, key and value as separate linear layers; biases exist if `when`."""
     for part, condition in (("weight", ""), ("bias", when)):
         names = tuple(f"{theirs}{one}_proj.{part}" for one in "qkv")
         yield Weight(kind, f"self_attention.linear_qkv.{part}", names, form, condition)
 
 
 def embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight]:
-    """Class token, positions and patch embedding of a ViT for tiles."""
+    """Yield class token, positions and patch embedding of a ViT for tiles."""
     yield Weight("patch_embed", "class_token", (class_token,), "tokens", "vision.class_token")
     yield Weight("patch_embed", "positions", (positions,), "tokens")
     yield Weight("patch_embed", "projection.weight", (f"{patches}.weight",))
@@ -61,7 +61,7 @@ def embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight
 
 
 def native_blocks() -> Iterator[Weight]:
-    """Norms and attention of the ViTs of Qwen and GLM."""
+    """Yield norms and attention of the ViTs of Qwen and GLM."""
     layer = "visual.blocks.{n}"
     yield from norm("vit", "input_layernorm", f"{layer}.norm1")
     yield from norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
@@ -72,7 +72,7 @@ def native_blocks() -> Iterator[Weight]:
 
 
 def native_perceptron() -> Iterator[Weight]:
-    """The gated MLP of ViTs at native resolution (Qwen2.5-VL, GLM)."""
+    """Yield the gated MLP of ViTs at native resolution (Qwen2.5-VL, GLM)."""
     mlp = "visual.blocks.{n}.mlp"
     for part, when in (("weight", ""), ("bias", "vision.bias")):
         halves = (f"{mlp}.gate_proj.{part}", f"{mlp}.up_proj.{part}")
@@ -81,14 +81,14 @@ def native_perceptron() -> Iterator[Weight]:
 
 
 def perceptron(kind: str, ours: str, theirs: str) -> Iterator[Weight]:
-    """A gated MLP without biases."""
+    """Yield a gated MLP without biases."""
     halves = (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight")
     yield Weight(kind, f"{ours}.linear_fc1.weight", halves, "stacked")
     yield Weight(kind, f"{ours}.linear_fc2.weight", (f"{theirs}.down_proj.weight",))
 
 
 def experts(kind: str, mlp: str, apart: bool, together: str) -> Iterator[Weight]:
-    """The router and experts of a language layer: a tensor for each expert (`apart`), or one for all, in the form
+    """Yield the router and experts of a language layer: a tensor for each expert (`apart`), or one for all, in the form
     `together`."""
     ours = "mlp.experts.experts"
     yield Weight(kind, "mlp.router.weight", (f"{mlp}.gate.weight",))
@@ -102,27 +102,27 @@ def experts(kind: str, mlp: str, apart: bool, together: str) -> Iterator[Weight]
 
 
 def llama(branch_norms: bool = False) -> Iterator[Weight]:
-    """A language model with Llama's names. With norms after both branches (Gemma) there are two more, and that before
-    the MLP is `pre_feedforward_layernorm`."""
+    """Yield a language model with Llama's names. With norms after both branches (Gemma) there are two more, and that
+    before the MLP is `pre_feedforward_layernorm`."""
     yield from all_but_perceptrons(branch_norms)
     yield from perceptron("llm", "mlp", "language_model.model.layers.{n}.mlp")
 
 
 def llama_of_experts(apart: bool) -> Iterator[Weight]:
-    """Llama's names and experts: a tensor for each expert (`apart`, Qwen3-MoE), or one for all (Qwen3-VL-MoE)."""
+    """Yield Llama's names and experts: a tensor for each expert (`apart`, Qwen3-MoE), or one for all (Qwen3-VL-MoE)."""
     yield from all_but_perceptrons()
     yield from experts("llm", "language_model.model.layers.{n}.mlp", apart, together="either_way")
 
 
 def outside_layers() -> Iterator[Weight]:
-    """Word embedding, last norm and head, with Llama's names."""
+    """Yield word embedding, last norm and head, with Llama's names."""
     yield Weight("word_embed", "embedding.weight", ("language_model.model.embed_tokens.weight",))
     yield Weight("head", "norm.weight", ("language_model.model.norm.weight",))
     yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
 
 
 def all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
-    """All but the MLPs, with Llama's names."""
+    """Yield all but the MLPs, with Llama's names."""
     layer = "language_model.model.layers.{n}"
     yield from outside_layers()
     yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))

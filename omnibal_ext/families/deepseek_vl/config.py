@@ -1,4 +1,4 @@
-"""Reads the config.json of DeepSeek-VL (arXiv 2403.05525): SigLIP with its last norm, a two-layer perceptron, Llama."""
+"""Read the config.json of DeepSeek-VL (arXiv 2403.05525): SigLIP with its last norm, a two-layer perceptron, Llama."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.families.section import Section

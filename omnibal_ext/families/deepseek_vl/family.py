@@ -1,4 +1,4 @@
-"""DeepSeek-VL."""
+"""Record of the family of DeepSeek-VL."""
 
 from omnibal_ext.families.deepseek_vl.config import read_deepseek_vl
 from omnibal_ext.families.family import Family, Model, Packs, Preset

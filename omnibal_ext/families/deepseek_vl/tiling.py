@@ -1,4 +1,4 @@
-"""DeepSeek-VL's images: one square, into which the image is scaled, grey around it."""
+"""Tiling of DeepSeek-VL's images: one square, into which the image is scaled, grey around it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 GREY = (127, 127, 127)
 """Transformers' ground: the mean of the pixels, cut to whole numbers of 255."""
 LEAST_SIDE = 14
-"""Of a scaled image, in pixels."""
+"""Shortest side of a scaled image, in pixels."""
 
 
 class Letterbox(OneTile):
-    """Scaled by its longer side into one tile, at its centre."""
+    """One tile, into which the image is scaled by its longer side, at its centre."""
 
     name = "letterbox"
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """Scaled, then padded."""
+        """Scale the image, then pad it."""
         from PIL import Image  # at first use: deciding needs none
 
         scale = size[0] / max(image.size)
@@ -30,7 +30,7 @@ class Letterbox(OneTile):
         return square
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """None. Raises UserError if the processor would pad otherwise, or with another colour."""
+        """Return no limits. Raises UserError if the processor would pad otherwise, or with another colour."""
         usual = {"do_pad": True, "min_size": LEAST_SIDE, "image_mean": None}
         for name, wanted in (usual | {"image_mean": [0.5] * 3}).items() if processor.fields else ():
             if (given := processor.fields.get(name, usual[name])) != wanted:

@@ -1,4 +1,4 @@
-"""Gemma 3."""
+"""Record of the family of Gemma 3."""
 
 from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, text

@@ -1,4 +1,4 @@
-"""Gemma 3's models, a line each."""
+"""Presets of Gemma 3's models, a line each."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Gemma 3's images: one tile, stretched by bilinear interpolation."""
+"""Tiling of Gemma 3's images: one tile, stretched by bilinear interpolation."""
 
 from omnibal_ext.modalities.vision.tiling import BILINEAR, OneTile
 

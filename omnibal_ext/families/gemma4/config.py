@@ -1,4 +1,4 @@
-"""Reads the config.json of Gemma 4: images at their own size, local layers and global ones with heads of their own.
+"""Read the config.json of Gemma 4: images at their own size, local layers and global ones with heads of their own.
 
 Of the global layers' heads transformers writes the width and number by layer (`per_layer_config`), published files once
 for all of them (`global_head_dim`, `num_global_key_value_heads`).
@@ -29,7 +29,7 @@ from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionA
 from omnibal_ext.reading.checks import finite, integer, mapping, maybe, record, shown, text
 
 PATTERN = 6
-"""Every 6th layer is global if config.json does not list them; the last one always is."""
+"""Distance of global layers if config.json does not list them; the last layer always is one."""
 ROPE = record(
     {},
     {"rope_type": maybe(text), "rope_theta": maybe(BASE), "factor": maybe(FACTOR)}
@@ -94,7 +94,7 @@ def _vision(tower: Section) -> VisionArchitecture:
 
 
 def read_language(section: Section, images_whole: bool = False) -> LanguageArchitecture:
-    """Gemma 4's language model. Raises UserError naming an unsupported field.
+    """Read Gemma 4's language model. Raises UserError naming an unsupported field.
 
     Images are seen in both directions in layers with a window alone; with `images_whole` in all, beyond the window too.
     """
@@ -126,7 +126,7 @@ def read_language(section: Section, images_whole: bool = False) -> LanguageArchi
 
 
 def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
-    """Per-layer inputs; width 0: none."""
+    """Read per-layer inputs; None if their width is 0."""
     names = ("vocab_size_per_layer_input", "pad_token_id")
     if not (width := section.take_if("hidden_size_per_layer_input", integer(0, 2**16))):
         section.asked.update(names)  # without effect then
@@ -141,8 +141,8 @@ def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
 
 
 def _layers(section: Section, usual: Layer, mixers: dict[str, Attention], kinds: list[str]) -> list[Layer]:
-    """The layers. The last ones may use the keys and values of an earlier layer, the last before all of them of their
-    own type, with or without a window. Raises UserError if there is none."""
+    """Make the layers. The last ones may use the keys and values of an earlier layer, the last before all of them of
+    their own type, with or without a window. Raises UserError if there is none."""
     widens = section.take_if("use_double_wide_mlp") or False
     taking = section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0
     own = kinds[: max(0, len(kinds) - taking)]
@@ -160,7 +160,7 @@ def _layers(section: Section, usual: Layer, mixers: dict[str, Attention], kinds:
 
 
 def _experts(section: Section) -> Experts | None:
-    """Experts of every layer, next to an MLP; a token's weights are normalised, then scaled by expert."""
+    """Read experts of every layer, next to an MLP; a token's weights are normalised, then scaled by expert."""
     names = ("num_experts", "top_k_experts", "moe_intermediate_size")
     if not section.take_if("enable_moe_block"):
         section.asked.update(names)  # without effect then
@@ -172,7 +172,7 @@ def _experts(section: Section) -> Experts | None:
 
 
 def _kinds(section: Section, layers: int) -> list[str]:
-    """Which layers have a sliding window; never the last one, whatever config.json says."""
+    """Read which layers have a sliding window; never the last one, whatever config.json says."""
     kinds = kinds_of_layers(section, layers, PATTERN)
     if SLIDING not in kinds[:-1]:
         raise UserError(f"{section.where}.layer_types has no {SLIDING!r} before the last layer; at least one is needed")
@@ -180,8 +180,8 @@ def _kinds(section: Section, layers: int) -> list[str]:
 
 
 def _with_far_heads(section: Section, near: Attention, far: list[int]) -> Attention:
-    """Attention with the heads of the global layers, of these numbers. Raises UserError if these differ from layer to
-    layer, or others have their own."""
+    """Return attention with the heads of the global layers, of the numbers `far`. Raises UserError if these differ from
+    layer to layer, or others have their own."""
     alike = section.take("attention_k_eq_v")
     width = section.take_if("global_head_dim") or 512
     groups = section.take_if("num_global_key_value_heads")
@@ -200,7 +200,7 @@ def _with_far_heads(section: Section, near: Attention, far: list[int]) -> Attent
 
 
 def _rotation(section: Section) -> tuple[Rope, Rope]:
-    """RoPE of global layers, and of layers with a window."""
+    """Read RoPE of global layers, and of layers with a window."""
     given: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
     usual: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
     near, far = (given.get(SLIDING), given.get(FULL)) if given else ({"rope_theta": 1e4}, usual)

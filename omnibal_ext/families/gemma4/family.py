@@ -1,4 +1,4 @@
-"""Gemma 4."""
+"""Record of the family of Gemma 4."""
 
 from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text, tower

@@ -1,4 +1,4 @@
-"""Names of Gemma 4's weights, untrained ones included."""
+"""Names of the weights of Gemma 4, untrained ones included."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ LAYER = "language_model.model.layers.{n}"
 
 
 def language_weights() -> Iterator[Weight]:
-    """The language model's. Keys may serve as values; the last layers may have queries only."""
+    """Yield the language model's weights. Keys may serve as values; the last layers may have queries only."""
     for weight in llama(branch_norms=True):
         layers = _has_keys if ".k_layernorm." in weight.ours else None
         if weight.ours.startswith(("mlp.", "pre_mlp_layernorm.")):
@@ -45,7 +45,7 @@ def _has_values(layer: Layer) -> bool:
 
 
 def _layer_input() -> Iterator[Weight]:
-    """Per-layer inputs; tables and context matrices of all layers are one tensor in files."""
+    """Yield weights of per-layer inputs; tables and context matrices of all layers are one tensor in files."""
     model = "language_model.model"
     yield Weight("llm", "input.table", (f"{model}.embed_tokens_per_layer.weight",), part_of=1)
     yield Weight("llm", "input.context.weight", (f"{model}.per_layer_model_projection.weight",), part_of=0)
@@ -55,7 +55,7 @@ def _layer_input() -> Iterator[Weight]:
 
 
 def _mixture() -> Iterator[Weight]:
-    """Experts, and the MLP next to them, which has the names of a dense layer's."""
+    """Yield weights of experts, and of the MLP next to them, which has the names of a dense layer's."""
     yield Weight("llm", "mlp.router.weight", (f"{LAYER}.router.proj.weight",))
     yield Weight("llm", "mlp.router.scale", (f"{LAYER}.router.scale",))
     yield Weight("llm", "mlp.router.expert_scale", (f"{LAYER}.router.per_expert_scale",))
@@ -69,7 +69,7 @@ def _mixture() -> Iterator[Weight]:
 
 
 def vision_weights() -> Iterator[Weight]:
-    """The ViT's and the projector's."""
+    """Yield the weights of ViT and projector."""
     embedder, layer = "vision_tower.patch_embedder", "vision_tower.encoder.layers.{n}"
     yield Weight("patch_embed", "projection.weight", (f"{embedder}.input_proj.weight",), "patches")
     yield Weight("patch_embed", "axis_positions", (f"{embedder}.position_embedding_table",))

@@ -1,4 +1,4 @@
-"""Gemma 4's images at native resolution, scaled to as many patches as the limit allows."""
+"""Tiling of Gemma 4's images at native resolution, scaled to as many patches as the limit allows."""
 
 from math import floor, sqrt
 
@@ -14,8 +14,8 @@ class Gemma4(Native):
     normalizes, usual = False, patches(9, 2520)
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Patches a side for an image scaled to nearly `most`; a side of no square gets one, the other follows the
-        aspect ratio. Raises `Rejected` (too_narrow) if none are left."""
+        """Return patches a side for an image scaled to nearly `most`; a side of no square gets one, the other follows
+        the aspect ratio. Raises `Rejected` (too_narrow) if none are left."""
         side, factor = self.square * tile_size, sqrt(most * tile_size**2 / (height * width))
         rows, columns = floor(factor * height / side), floor(factor * width / side)
         longest = most // self.square**2

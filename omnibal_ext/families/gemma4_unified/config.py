@@ -1,4 +1,4 @@
-"""Reads the config.json of Gemma 4 without towers (12B): its language model, and patches that no ViT sees."""
+"""Read the config.json of Gemma 4 without towers (12B): its language model, and patches that no ViT sees."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.errors import UserError
@@ -34,7 +34,7 @@ def read_gemma4_unified(name: str, config: Section) -> Architecture:
 
 
 def _patches(section: Section) -> VisionArchitecture:
-    """The patches. A square of the processor's patches is one patch here: it is embedded as a whole, as one token."""
+    """Read the patches. A square of the processor's patches is one patch here: it is embedded whole, as one token."""
     side = section.take("patch_size") * section.take("pooling_kernel_size")
     width = section.take("mm_embed_dim")
     section.must(model_patch_size=side, output_proj_dims=width)

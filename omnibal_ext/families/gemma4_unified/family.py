@@ -1,4 +1,4 @@
-"""Gemma 4 without towers: the text around an image is Gemma 4's."""
+"""Record of the family of Gemma 4 without towers: the text around an image is Gemma 4's."""
 
 from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE
@@ -31,7 +31,7 @@ GEMMA_12B = {
     "vision_config": {"patch_size": 16},
     "text_config": gemma_4_text(48, 3840, 16, 8, 15360, num_global_key_value_heads=1),
 }
-"""Its sizes add up to the number of weights that its card says."""
+"""Sizes that add up to the number of weights on the model's card."""
 FAMILY = Family(
     models={"gemma4_unified": Model(MODEL, read_gemma4_unified, takes=IMAGES, packs=Packs("gemma4_unified", flash=()))},
     parts={"gemma4_unified_text": WORDS, "gemma4_unified_vision": PATCHES},

@@ -6,7 +6,7 @@ from omnibal_ext.families.weights import Weight, linear
 
 
 def embedder_weights() -> Iterator[Weight]:
-    """Norms and matrices of patches; in files a patch's colours are last."""
+    """Yield norms and matrices of patches; in files a patch's colours are last."""
     embedder = "vision_embedder"
     for part in ("weight", "bias"):
         yield Weight("patch_embed", f"pixel_norm.{part}", (f"{embedder}.patch_ln1.{part}",), "pixels")

@@ -1,4 +1,4 @@
-"""Images of Gemma 4 without towers, of which a patch is an entire square."""
+"""Tiling of images of Gemma 4 without towers, of which a patch is an entire square."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from omnibal_ext.modalities.vision.tiling import Processor
 
 
 class Gemma4Unified(Gemma4):
-    """The same in patches that are squares of the file's patches."""
+    """Patches that are entire squares of the file's patches, scaled as Gemma 4's."""
 
     name, read_as, square, usual = "gemma4_unified", "large patches", 1, patches(1, 280)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """The most patches."""
+        """Return the most patches."""
         where, fields, wanted = processor.where, processor.fields, processor.model.vision.patch_size
         usual = {"patch_size": 16, "pooling_kernel_size": 3}
         patch, square = (SIDE(f"{where}: {name}", fields.get(name) or usual[name]) for name in usual)

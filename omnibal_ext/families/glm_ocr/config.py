@@ -1,4 +1,4 @@
-"""Reads the config.json of GLM-OCR: GLM-V's language model with heads of a width of their own, and its ViT with biases,
+"""Read the config.json of GLM-OCR: GLM-V's language model with heads of a width of their own, and its ViT with biases,
 norms of query and key, and no learned positions."""
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from omnibal_ext.families.glm_v.config import read_dense, read_vision, whole
 from omnibal_ext.families.section import Section
 
 COLOURS = 3
-"""Inner width of the merger's MLP over its width."""
+"""Ratio of the inner width of the merger's MLP to its width."""
 
 
 def read_glm_ocr(name: str, config: Section) -> Architecture:

@@ -1,4 +1,4 @@
-"""GLM-OCR."""
+"""Record of the family of GLM-OCR."""
 
 from omnibal_ext.families.family import Family, Model, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, text

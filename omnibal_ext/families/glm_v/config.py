@@ -1,4 +1,4 @@
-"""Reads the config.json of GLM-4.1V, GLM-4.5V and GLM-4.6V (arXiv 2507.01006): a ViT at native resolution whose learned
+"""Read the config.json of GLM-4.1V, GLM-4.5V and GLM-4.6V (arXiv 2507.01006): a ViT at native resolution whose learned
 positions are stretched bicubically, M-RoPE of a part of each head in the language model, dense or with experts."""
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def whole(
     name: str, config: Section, text: Section, vision: VisionArchitecture, language: LanguageArchitecture,
     merger_width: int, prompt: PromptFormat,
 ) -> Architecture:  # fmt: skip
-    """A model of these parts; `text` is the language model's section."""
+    """Assemble a model of these parts; `text` is the language model's section."""
     is_46v = config["model_type"] == "glm46v"  # whose class does not read what its language model's section says
     return Architecture(
         name,
@@ -52,7 +52,7 @@ def whole(
 
 
 def _prompt(config: Section) -> PromptFormat:
-    """The folder's processor, not the model type, decides how a video's times are written."""
+    """Return the prompt: the folder's processor, not the model type, decides how a video's times are written."""
     kind, markup = config["model_type"], "glm-4.6v"
     files = (config.folder / name for name in (PROCESSOR, OLD_PROCESSOR)) if config.folder else ()
     if kind != "glm46v" and GLM_46V_PROCESSOR not in map(_processor, files):
@@ -93,10 +93,8 @@ def read_vision(tower: Section, out: int) -> VisionArchitecture:
 
 
 def read_dense(section: Section, head_size: int | None, qkv_bias: bool) -> LanguageArchitecture:
-    """Read a dense language model; `head_size` None: hidden size / heads.
-
-    Raises UserError naming an unsupported field.
-    """
+    """Read a dense language model; `head_size` None: hidden size / heads. Raises UserError naming an unsupported
+    field."""
     sizes = language_sizes(section, head_size)
     if head_size is None:
         if sizes.hidden_size % sizes.heads:
@@ -122,7 +120,7 @@ def _mixture(section: Section) -> LanguageArchitecture:
 
 
 def _attention(section: Section, sizes: Sizes, share: float, qkv_bias: bool) -> Attention:
-    """The attention of all layers; `share`: fraction of a head that is rotated if config.json does not say."""
+    """Read the attention of all layers; `share`: fraction of a head that is rotated if config.json does not say."""
     section.must(hidden_act="silu", attention_dropout=0.0)
     rope, base = rotation_fields(section, ROTATION)
     rotated = int(sizes.head_dim * rotary_share(section, rope, share))
@@ -131,7 +129,7 @@ def _attention(section: Section, sizes: Sizes, share: float, qkv_bias: bool) -> 
 
 
 def _experts(section: Section) -> Experts:
-    """Experts of the layers after the dense ones. Raises UserError for routing that core does not have."""
+    """Read experts of the layers after the dense ones. Raises UserError for routing that core does not have."""
     section.must(norm_topk_prob=True)
     count = section.take("n_routed_experts")
     chosen = chosen_experts(section, count)

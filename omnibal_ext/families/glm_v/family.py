@@ -1,4 +1,4 @@
-"""GLM-V: dense models and mixtures of experts."""
+"""Record of the family of GLM-V: dense models and mixtures of experts."""
 
 from dataclasses import replace
 from typing import Any

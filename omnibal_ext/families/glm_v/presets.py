@@ -1,4 +1,4 @@
-"""GLM-V's models, a line each. Sizes are transformers' defaults; of GLM-4.6V from memory, as GLM-4.5V's."""
+"""Presets of GLM-V's models, a line each. Sizes are transformers' defaults; of GLM-4.6V from memory, as GLM-4.5V's."""
 
 from omnibal_ext.families.family import Preset
 

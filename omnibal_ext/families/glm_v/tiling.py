@@ -1,14 +1,14 @@
-"""GLM-V's images at native resolution."""
+"""Tiling of GLM-V's images at native resolution."""
 
 from omnibal_ext.families.towers.tiling import Native, grown, patches
 from omnibal_ext.modalities.vision.tiling import SQUARE, Grid
 
 
 class NativeGrown(Native):
-    """Images narrower than a square are enlarged first (GLM-4.1V)."""
+    """Patches of images that are enlarged first if narrower than a square (GLM-4.1V)."""
 
     name, usual, counts_frames = "native_grown", patches(32, 30000), True
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """As `Native.grid`, of the image enlarged to at least a square's side."""
+        """Return `Native.grid` of the image enlarged to at least a square's side."""
         return super().grid(*grown((width, height), SQUARE * tile_size), tile_size, least, most)

@@ -10,13 +10,13 @@ from omnibal_ext.families.towers.video_rules import VideoRule
 from omnibal_ext.modalities.vision.tiling import FRAMES
 
 PACES = ((30, 3.0), (300, 1.0), (2400, 0.5))
-"""GLM-4.6V: (up to this many seconds, steps a second)."""
+"""GLM-4.6V's (length in seconds up to which, steps a second)."""
 MOST_BY_LENGTH = 640
 
 
 @dataclass(frozen=True, slots=True)
 class BySecond(VideoRule):
-    """One after each 1 / `fps` seconds; beyond `max_seconds`, as many as of it, spread evenly (GLM-4.1V)."""
+    """Frames 1 / `fps` seconds apart; beyond `max_seconds`, as many as of that, spread evenly (GLM-4.1V)."""
 
     sampling: str = "by second"
     obeys: ClassVar[tuple[str, ...]] = ("fps", "max_seconds")
@@ -24,7 +24,7 @@ class BySecond(VideoRule):
     fills_pairs: ClassVar[bool] = True
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """Without duplicates."""
+        """Choose the frames, without duplicates."""
         if seconds <= self.max_seconds:
             steps = range(max(floor(seconds * self.fps), 1))
             found = [min(total - 1, ceil(step * rate / self.fps)) for step in steps]
@@ -37,14 +37,15 @@ class BySecond(VideoRule):
 
 @dataclass(frozen=True, slots=True)
 class ByLength(BySecond):
-    """6 a second up to half a minute, 2 up to five, 1 beyond; 640 at most (GLM-4.6V)."""
+    """Frames by length: 6 a second up to half a minute, 2 up to five minutes, 1 beyond; 640 at most (GLM-4.6V)."""
 
     sampling: str = "by length"
     obeys: ClassVar[tuple[str, ...]] = ()
     pace: ClassVar[str] = "6 frames a second, fewer of long videos"
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """At the pace of the length, without duplicates; spread evenly if that gives another number than wanted."""
+        """Choose frames at the length's pace, without duplicates; spread evenly if that gives another number than
+        wanted."""
         pace = next((steps for limit, steps in PACES if seconds <= limit), PACES[-1][1])
         count = min(int(min(seconds, PACES[-1][0]) * pace * FRAMES), MOST_BY_LENGTH)
         found = [] if total < count else _at_pace(total, rate, 1 / (FRAMES * pace), int(seconds))
@@ -63,7 +64,7 @@ VIDEO_RULES = {
 
 
 def _at_pace(total: int, rate: float, step: float, last_second: int) -> list[int]:
-    """The first frame at or after each step, up to the last full second."""
+    """Return the first frame at or after each step, up to the last full second."""
     found, second, a_frame = [], 0.0, 1 / rate
     for frame in range(total):
         if frame * a_frame >= second:

@@ -1,4 +1,4 @@
-"""Reads the config.json of Idefics 3 (arXiv 2408.12637) and SmolVLM: SigLIP, squares of patches, one matrix, Llama.
+"""Read the config.json of Idefics 3 (arXiv 2408.12637) and SmolVLM: SigLIP, squares of patches, one matrix, Llama.
 
 Their ViT stretches its positions over patches that are filled; its processor fills every tile, so that each patch has
 the position of its own place.
@@ -15,9 +15,9 @@ PUBLISHED = (
     "_flash_attn_2_enabled", "is_llama_config", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor",
     "use_resampler",
 )  # fmt: skip
-"""In published text_configs, where nothing reads them."""
+"""Fields of published text_configs that nothing reads."""
 TEMPLATES = {128259: "idefics3"}
-"""By vocabulary size: Idefics 3's chat template; other models have SmolVLM's."""
+"""Vocabulary size -> chat template: Idefics 3's; other models have SmolVLM's."""
 
 
 def read_idefics3(name: str, config: Section) -> Architecture:

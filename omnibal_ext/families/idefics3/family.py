@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM."""
+"""Record of the family of Idefics 3 and SmolVLM."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ _FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_wor
 
 
 class Markup(ImageMarkup):
-    """A line for each row of tiles, an empty line, then the entire image; an image of one tile is only the last."""
+    """Text of a line for each row of tiles, an empty line, then the entire image; of one tile only the last."""
 
     def image_text(self, places: Places) -> str:
-        """Each tile after its row and column."""
+        """Return the text of each tile after its row and column, and of the thumbnail."""
         around = "<fake_token_around_image>"
         lines = (
             [f"{around}<row_{row + 1}_col_{column + 1}>{self.context}" for column in range(places.columns)]

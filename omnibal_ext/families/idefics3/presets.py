@@ -1,4 +1,4 @@
-"""Models of Idefics 3 and SmolVLM, a line each."""
+"""Presets of Idefics 3 and SmolVLM, a line each."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SMOL_360M = text(32, 960, 15, 5, 2560, 49280, rope_theta=1e5)
 
 
 def _model(vision: dict[str, Any], language: dict[str, Any], square: int, token: int) -> Preset:
-    """`square`: patches a side that become one token; `token`: id of the image token."""
+    """Make a preset. `square`: patches a side that become one token; `token`: id of the image token."""
     language = {**language, "rms_norm_eps": 1e-5}
     return Preset(
         {

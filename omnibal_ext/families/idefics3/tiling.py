@@ -1,4 +1,4 @@
-"""Idefics 3's images: the longer side becomes that of a square of tiles, each of which has its own text before it."""
+"""Tiling of Idefics 3's images: the longer side becomes that of a square of tiles, each with its own text before it."""
 
 from collections.abc import Mapping
 from math import ceil, isqrt
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 USUAL, MOST_SIDE = (1456, 364), 4096
-"""The processor: default longer side of an image and side of a tile, longest side, in pixels."""
+"""Processor's default longer side of an image and side of a tile, and longest side, in pixels."""
 
 
 class Split(TilingRule):
@@ -25,7 +25,8 @@ class Split(TilingRule):
     usual: Mapping[str, Any] = {"max-tiles": 16}
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Tiles a side for an image whose longer side becomes that of a square of `most`, the other rounded up."""
+        """Return (columns, rows) of tiles: isqrt(`most`) on the longer side, rounded up by the aspect ratio on the
+        other."""
         edge = isqrt(most) * tile_size
         inner_width, inner_height = at_edge(width, height, edge)
         if inner_width >= inner_height:
@@ -35,17 +36,17 @@ class Split(TilingRule):
         return ceil(inner_width / tile_size), ceil(inner_height / tile_size)
 
     def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
-        """Resized to nearly its aspect ratio, then to entire tiles, and of this the thumbnail."""
+        """Resize to nearly the image's aspect ratio, then to entire tiles, and of this make the thumbnail."""
         size = (plan.columns * tile_size, plan.rows * tile_size)
         shaped = self.resize(image, at_edge(*image.size, max(size)))
         return super().cut(self.resize(shaped, size), plan, tile_size)
 
     def places(self, image: TiledImage) -> Places:
-        """Of each tile, and of the thumbnail."""
+        """Return a run of tokens for each tile, and for the thumbnail."""
         return Places(image.rows, image.columns, image.thumbnail)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Limits of tiles where the file sets an image's longer side."""
+        """Return the limit of tiles if the file sets an image's longer side."""
         side, fields = processor.model.vision.image_size, processor.fields
         if not fields.get("do_image_splitting", True):
             raise processor.fault(
@@ -64,7 +65,7 @@ class Split(TilingRule):
 
 
 def at_edge(width: int, height: int, edge: int) -> tuple[int, int]:
-    """(width, height) scaled to a longer side of `edge` and an even shorter one."""
+    """Scale (width, height) to a longer side of `edge` and an even shorter one."""
     if width >= height:
         shorter = int(edge / (width / height))
         return edge, max(1, shorter + shorter % 2)

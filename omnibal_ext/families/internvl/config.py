@@ -1,4 +1,4 @@
-"""Reads InternVL's config.json: transformers' form, and that of its own repository (`InternVLChatModel`)."""
+"""Read InternVL's config.json: transformers' form, and that of its own repository (`InternVLChatModel`)."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.errors import UserError
@@ -13,11 +13,11 @@ NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
 """InternVL's names of chat templates -> ours."""
 LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": "hermes-2", "qwen3_moe": "hermes-2"}
-"""Language model -> ours for its "internvl2_5", which begins with `<s>` if the tokenizer does."""
+"""Language model -> our name of its template "internvl2_5", which begins with `<s>` if the tokenizer does."""
 
 
 def read_internvl(name: str, config: Section) -> Architecture:
-    """Transformers' form. Raises UserError naming an unsupported field."""
+    """Read transformers' form. Raises UserError naming an unsupported field."""
     config.must(projector_hidden_act="gelu", vision_feature_select_strategy="default")
     tower, language = config.inner("vision_config", "internvl_vision"), config.inner("text_config", "qwen2")
     tower.must(use_absolute_position_embeddings=True, use_mask_token=False)
@@ -42,7 +42,7 @@ def read_internvl(name: str, config: Section) -> Architecture:
 
 
 def read_original(name: str, config: Section) -> Architecture:
-    """The form of InternVL's own repository. Raises UserError as above."""
+    """Read the form of InternVL's own repository. Raises UserError naming an unsupported field."""
     config.must(ps_version="v2", pad2square=False, use_backbone_lora=0, use_llm_lora=0)
     if config["ps_version"] != "v2":
         raise UserError(f"{config.where}.ps_version is missing, which means 'v1'; supported: 'v2'")

@@ -1,4 +1,4 @@
-"""InternVL."""
+"""Record of the family of InternVL."""
 
 from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import DATA, GENERAL, names, tower

@@ -1,4 +1,4 @@
-"""InternVL's models, a line each."""
+"""Presets of InternVL's models, a line each."""
 
 from omnibal_ext.families.family import Preset
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
@@ -34,13 +34,13 @@ INTERNVL = {
     "internvl3.5-30b-a3b": ("internvit-300m", "qwen3-30b-a3b", "hermes-2"),
     "internvl3.5-241b-a28b": ("internvit-6b", "qwen3-235b-a22b", "hermes-2"),
 }
-"""Name: ViT, language model, chat template."""
+"""Name -> ViT, language model, chat template."""
 IMAGE_TOKEN_IDS = {"internlm2": 92546, "qwen2": 151648, "qwen2.5": 151667, "qwen3": 151671}
 """Id of the image token, which InternVL added behind the language model's vocabulary."""
 
 
 def assembled(vision: str, language: str, template: str | None = None) -> Preset:
-    """A ViT and a language model, with InternVL's projector and prompts."""
+    """Assemble a ViT and a language model, with InternVL's projector and prompts."""
     token = IMAGE_TOKEN_IDS.get(language.split("-", 1)[0])
     config = {"vision_config": VISION_TOWERS[vision], "text_config": LANGUAGE_MODELS[language]}
     return Preset(

@@ -1,4 +1,4 @@
-"""InternVL 1.5's dynamic tiling (arXiv 2404.16821, section 3.3)."""
+"""Dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3)."""
 
 from functools import cache, lru_cache
 from typing import Any
@@ -8,30 +8,30 @@ from omnibal_ext.reading.fields import Fields
 
 
 class Internvl(TilingRule):
-    """The grid whose aspect ratio is nearest to the image's."""
+    """Tiles of the grid whose aspect ratio is nearest to the image's."""
 
     name = "internvl"
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """As `internvl_grid`."""
+        """Return `internvl_grid` of the image."""
         return internvl_grid(width, height, tile_size, least, most)
 
     def own_flags(self, config: Fields) -> dict[str, Any]:
-        """Limits of tiles, in InternVL's own config.json."""
+        """Return the limits of tiles in InternVL's own config.json, as flags."""
         flags = {"min_dynamic_patch": "min-tiles", "max_dynamic_patch": "max-tiles", "use_thumbnail": "thumbnail"}
         found = {flag: config[field] for field, flag in flags.items() if config.get(field) is not None}
         return found | ({"tiling": "fixed"} if config.get("dynamic_image_size") is False else {})
 
 
 class InternvlEach(Internvl):
-    """The same, limits being an image's, as in transformers' processor."""
+    """InternVL's tiling with limits of an image, not a conversation, as in transformers' processor."""
 
     name, per_image = "internvl_each", True
 
 
 @cache
 def internvl_grids(min_tiles: int, max_tiles: int) -> tuple[Grid, ...]:
-    """All grids of `min_tiles` to `max_tiles` tiles by area, the order in which ties are broken."""
+    """Return all grids of `min_tiles` to `max_tiles` tiles by area, the order in which ties are broken."""
     sides = range(1, max_tiles + 1)
     grids = [(columns, rows) for columns in sides for rows in sides if min_tiles <= columns * rows <= max_tiles]
     return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
@@ -39,7 +39,7 @@ def internvl_grids(min_tiles: int, max_tiles: int) -> tuple[Grid, ...]:
 
 @lru_cache(maxsize=2**16)  # images of a corpus share a few sizes
 def internvl_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
-    """The grid whose aspect ratio is nearest to the image's.
+    """Return the grid whose aspect ratio is nearest to the image's.
 
     Of equally near ones a larger grid wins if the image has more than half of its pixels.
     """

@@ -1,4 +1,4 @@
-"""Reads the config.json of LightOnOCR: Mistral 3's ViT and merger, Qwen3's layers."""
+"""Read the config.json of LightOnOCR: Mistral 3's ViT and merger, Qwen3's layers."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.families.mistral3.config import read_pixtral

@@ -1,4 +1,4 @@
-"""LightOnOCR."""
+"""Record of the family of LightOnOCR."""
 
 from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, text, tower

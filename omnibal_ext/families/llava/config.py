@@ -1,4 +1,4 @@
-"""Reads LLaVA's config.json: CLIP, or SigLIP without tiles, a perceptron of two layers, any Llama-like model."""
+"""Read LLaVA's config.json: CLIP, or SigLIP without tiles, a perceptron of two layers, any Llama-like model."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.errors import UserError
@@ -9,13 +9,13 @@ from omnibal_ext.families.towers.tiles import clip, layers_read, siglip
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 LLAVA_TEMPLATES = {32064: "vicuna", 128320: "llava-llama3"}
-"""Chat template by vocabulary size: Vicuna's and Llama 3's, with LLaVA's tokens."""
+"""Vocabulary size -> chat template: Vicuna's and Llama 3's, with LLaVA's tokens."""
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
-"""LLaVA-1.6's grids, rows and columns of tiles."""
+"""Grids of LLaVA-1.6, rows and columns of tiles."""
 
 
 def read_llava(name: str, config: Section) -> Architecture:
-    """LLaVA-1.5, LLaVA-1.6, LLaVA-Interleave, LLaVA-NeXT-Video. Raises UserError naming an unsupported field."""
+    """Read LLaVA-1.5, LLaVA-1.6, LLaVA-Interleave, LLaVA-NeXT-Video. Raises UserError naming an unsupported field."""
     config.must(projector_hidden_act="gelu")
     tower, language = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
     newline = config["model_type"] != "llava"
@@ -36,7 +36,7 @@ def read_llava(name: str, config: Section) -> Architecture:
 
 
 def read_vip_llava(name: str, config: Section) -> Architecture:
-    """ViP-LLaVA: features of several CLIP layers, concatenated, without the class token. Raises UserError as above."""
+    """Read ViP-LLaVA: features of several CLIP layers, concatenated, no class token. Raises UserError as above."""
     config.must(
         projector_hidden_act="gelu", projector_layernorm_eps=1e-5, vision_feature_select_strategy="default",
         multimodal_projector_bias=True,
@@ -55,7 +55,7 @@ def read_vip_llava(name: str, config: Section) -> Architecture:
 
 
 def read_onevision(name: str, config: Section) -> Architecture:
-    """LLaVA-OneVision. Raises UserError as above."""
+    """Read LLaVA-OneVision. Raises UserError as above."""
     config.must(
         projector_hidden_act="gelu", vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_9",
         use_image_newline_parameter=True,
@@ -71,7 +71,7 @@ def read_onevision(name: str, config: Section) -> Architecture:
 
 
 def _siglip(tower: Section, config: Section) -> VisionArchitecture:
-    """SigLIP whose features are taken before the last norm."""
+    """Read SigLIP, whose features are taken before the last norm."""
     return siglip(tower, layers_read(tower, config["vision_feature_layer"])[0])
 
 
@@ -95,7 +95,7 @@ def _of_llava(
 
 
 def _llava_template(language: Section) -> str | None:
-    """The chat template that the model was trained with; its processor's does not end answers."""
+    """Return the chat template that the model was trained with, not its processor's, which does not end answers."""
     if language["model_type"] == "mistral":
         return "mistral"
     return LLAVA_TEMPLATES.get(language.take("vocab_size"))

@@ -1,4 +1,4 @@
-"""LLaVA."""
+"""Record of the family of LLaVA."""
 
 from typing import Any
 

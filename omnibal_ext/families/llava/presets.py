@@ -1,4 +1,4 @@
-"""LLaVA's models, a line each."""
+"""Presets of LLaVA's models, a line each."""
 
 from typing import Any
 
@@ -13,24 +13,24 @@ LLAVA = {
     "llava-1.6-mistral-7b": ("mistral-7b", "mistral", "anyres"),
     "llava-1.6-llama3-8b": ("llama3-8b", "llava-llama3", "anyres"),
 }
-"""Name: language model, chat template, tiling."""
+"""Name -> language model, chat template, tiling."""
 ONEVISION = {
     "llava-onevision-0.5b": ("qwen2-0.5b", 152000, True),
     "llava-onevision-7b": ("qwen2.5-7b", 152128, False),
     "llava-onevision-72b": ("qwen2.5-72b", 152128, False),
 }
-"""Name: language model, words, whether tied. Words are those of the language model and three of its own, filled up to
-a multiple of 64."""
+"""Name -> language model, vocabulary size, whether tied. The vocabulary is the language model's and three tokens of its
+own, filled up to a multiple of 64."""
 NEXT_VIDEO = {"llava-next-video-7b": "vicuna-7b", "llava-next-video-7b-32k": "mistral-7b"}
-"""Name: language model."""
+"""Name -> language model."""
 VIP = {"vip-llava-7b": "vicuna-7b", "vip-llava-13b": "vicuna-13b"}
-"""Name: language model."""
+"""Name -> language model."""
 IMAGE_TOKEN_IDS = {"vicuna": 32000, "mistral": 32000, "llama3": 128256, "yi": 64000}
 """Id of the image token, which LLaVA added behind the language model's vocabulary."""
 
 
 def assembled(vision: str, language: str, template: str | None = None, tiling: str = "pad") -> Preset:
-    """A ViT and a language model, with LLaVA's projector and prompts."""
+    """Assemble a ViT and a language model, with LLaVA's projector and prompts."""
     token = IMAGE_TOKEN_IDS.get(language.split("-", 1)[0])
     config = _config("llava_next" if tiling == "anyres" else "llava", vision, language)
     return Preset(config, {"image_token_id": token, "chat_template": template})

@@ -1,8 +1,8 @@
-"""LLaVA's images: one square (1.5), or tiles that are joined (1.6, OneVision), and the order of their features.
+"""Tiling of LLaVA's images: one square (1.5), or tiles that are joined (1.6, OneVision), and the order of their
+features.
 
-thumbnail, row by row        tiles joined, the padding cut off, a newline after every row
-0 1                          4  5  |  8  9  n
-2 3                          6  7  | 10 11  n         (two tiles of 2 x 2 features, nothing to cut)
+thumbnail, row by row        tiles joined, the padding cut off, a newline after every row 0 1                          4
+5  |  8  9  n 2 3                          6  7  | 10 11  n         (two tiles of 2 x 2 features, nothing to cut)
 
 LLaVA-OneVision downsamples joined tiles of more than nine tiles' features (bilinear interpolation): a token is then a
 weighted mean of four features. An image among several is one tile and a newline.
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 MAX_CANVAS = 2**28  # pixels, 0.8 GB
 CLIP_GROUND, SIGLIP_GROUND = (122, 116, 104), (127, 127, 127)  # the mean of their pixels, of 255
 USUAL_SIDE = 224
-"""LLaVA-1.5's processor: default side in pixels."""
+"""Default side of LLaVA-1.5's processor, in pixels."""
 CAP, TOLERATED = 9, 1.1
-"""LLaVA-OneVision: joined tiles have no more features than so many tiles; sides may exceed it by this factor."""
+"""LLaVA-OneVision's limit: features of so many tiles, which sides of joined tiles may exceed by this factor."""
 
 
 class Fixed(OneTile):
-    """Stretched to one tile (LLaVA-Interleave)."""
+    """One stretched tile (LLaVA-Interleave)."""
 
     name = "fixed"
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """With the rule by which the processor makes a square."""
+        """Return the limits, and the rule by which the processor makes a square."""
         return super().limits(processor) | ({"tiling": square_rule(processor)} if processor.fields else {})
 
 
 class Pad(Fixed):
-    """Padded to a square with the ViT's mean colour (LLaVA-1.5 as trained)."""
+    """One tile, padded to a square with the ViT's mean colour (LLaVA-1.5 as trained)."""
 
     name, ground = "pad", CLIP_GROUND
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """One tile. Raises `Rejected` (too_many_pixels)."""
+        """Return one tile. Raises `Rejected` (too_many_pixels)."""
         return within(max(width, height) ** 2, f"{width} x {height} pixels, padded to a square")
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """Padded, then scaled."""
+        """Pad the image, then scale it."""
         from PIL import Image  # at first use: deciding needs none
 
         side = max(image.size)
@@ -60,23 +60,23 @@ class Pad(Fixed):
 
 
 class GreyPad(Pad):
-    """An image among several of LLaVA-OneVision's."""
+    """Padding of an image among several of LLaVA-OneVision's: grey."""
 
     ground = SIGLIP_GROUND
 
 
 class Crop(OneTile):
-    """The centre square (LLaVA-1.5's published processor)."""
+    """One tile, the centre square (LLaVA-1.5's published processor)."""
 
     name = "crop"
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """One tile. Raises `Rejected` (too_many_pixels)."""
+        """Return one tile. Raises `Rejected` (too_many_pixels)."""
         pixels = tile_size**2 * max(width, height) // min(width, height)
         return within(pixels, f"{width} x {height} pixels, scaled to be cut")
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """The shorter side scaled, the longer one cut."""
+        """Scale the shorter side, cut the longer one."""
         (width, height), short = size, min(image.size)
         scaled = super().resize(image, (int(width * image.width / short), int(height * image.height / short)))
         left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
@@ -84,7 +84,7 @@ class Crop(OneTile):
 
 
 class AnyRes(TilingRule):
-    """One of a few grids, padded with black, thumbnail first, tiles joined (LLaVA-1.6)."""
+    """Tiles in one of a few grids, padded with black, joined; a thumbnail first (LLaVA-1.6)."""
 
     name, read_as, per_image, always_thumbnail = "anyres", "joined tiles", True, True
     # Small images fit several equally well; the first one wins. The order is transformers', which reads the published
@@ -92,7 +92,7 @@ class AnyRes(TilingRule):
     grids: tuple[Grid, ...] = ((2, 1), (1, 2), (2, 2), (1, 3), (3, 1))
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """The grid that keeps most of the image's pixels, among these the one with least padding."""
+        """Return the grid that keeps most of the image's pixels, among these the one with least padding."""
 
         def merit(grid: Grid) -> tuple[int, int]:
             full_width, full_height = grid[0] * tile_size, grid[1] * tile_size
@@ -104,7 +104,7 @@ class AnyRes(TilingRule):
         return max(allowed, key=merit, default=(1, 1))
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """Scaled into the grid, at its centre."""
+        """Scale the image into the grid, at its centre."""
         from PIL import Image  # at first use: deciding needs none
 
         (width, height), (full_width, full_height) = image.size, size
@@ -117,11 +117,12 @@ class AnyRes(TilingRule):
         return ground
 
     def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
-        """The thumbnail first."""
+        """Cut the tiles, the thumbnail first."""
         return np.roll(super().cut(image, plan, tile_size), int(plan.thumbnail), axis=0)
 
     def order(self, image: TiledImage, tokens_per_tile: float) -> FeatureOrder:
-        """Raises UserError if a tile's features are no square or the image's size is not recorded."""
+        """Return the order of joined features. Raises UserError if a tile's are no square or the image's size is
+        missing."""
         side = isqrt(int(tokens_per_tile))
         if side * side != int(tokens_per_tile):
             raise UserError(
@@ -132,12 +133,12 @@ class AnyRes(TilingRule):
         return self.joined((image.width, image.height), (image.columns, image.rows), side, image.thumbnail)
 
     def joined(self, size: tuple[int, int], grid: Grid, side: int, thumbnail: bool) -> FeatureOrder:
-        """Of an image of `size` pixels in tiles of `side` features a side."""
+        """Return the order for an image of `size` pixels in tiles of `side` features a side."""
         return FeatureOrder(image_sources(size, grid, side))
 
 
 class AnyResMax9(AnyRes):
-    """The same with grids of up to 6 x 6 tiles, downsampled (LLaVA-OneVision)."""
+    """Joined tiles in grids of up to 6 x 6, downsampled (LLaVA-OneVision)."""
 
     name, read_as, per_image = "anyres_max_9", "joined tiles, downsampled", False
     grids = tuple((columns, rows) for rows in range(1, 7) for columns in range(1, 7))
@@ -145,16 +146,16 @@ class AnyResMax9(AnyRes):
     among_several = GreyPad()
 
     def layout(self, size: tuple[int, int], images: int, tile_size: int, least: int, most: int) -> tuple[Grid, bool]:
-        """One tile has a thumbnail too, but for an image among several."""
+        """Return the grid and whether there is a thumbnail: of one tile too, but not for an image among several."""
         rule = self.among_several if images > 1 else self
         return rule.grid(*size, tile_size, least, most), images == 1
 
     def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
-        """What has no thumbnail is an image among several."""
+        """Cut the tiles; an image without a thumbnail is one among several."""
         return super().cut(image, plan, tile_size) if plan.thumbnail else self.among_several.cut(image, plan, tile_size)
 
     def joined(self, size: tuple[int, int], grid: Grid, side: int, thumbnail: bool) -> FeatureOrder:
-        """As `AnyRes`; downsampled if joined tiles have many more features than `CAP` tiles."""
+        """Return the order, downsampled if joined tiles have many more features than `CAP` tiles."""
         if not thumbnail:
             return super().joined(size, grid, side, thumbnail)
         kept, first = _joined(size, grid, side), np.arange(side * side)
@@ -165,7 +166,7 @@ class AnyResMax9(AnyRes):
 
 
 def square_rule(processor: Processor) -> str:
-    """The rule by which a LLaVA model's processor makes a square, with the processor's defaults.
+    """Return the rule by which a LLaVA model's processor makes a square, with the processor's defaults.
 
     CLIP's (LLaVA-1.5) pads if `do_pad`, else crops; SigLIP's stretches. Raises UserError if it makes no square of the
     model's size.
@@ -186,14 +187,14 @@ def square_rule(processor: Processor) -> str:
 
 
 def within(pixels: int, what: str) -> Grid:
-    """One tile. Raises `Rejected` (too_many_pixels) if the intermediate image would be too large."""
+    """Return one tile. Raises `Rejected` (too_many_pixels) if the intermediate image would be too large."""
     if pixels > MAX_CANVAS:
         raise Rejected("too_many_pixels", f"{what}, are {pixels}, limit {MAX_CANVAS}; cut it into parts")
     return (1, 1)
 
 
 def image_sources(size: tuple[int, int], grid: Grid, side: int) -> NDArray[np.int64]:
-    """Feature numbers of one image, with NEWLINE: int64 [tokens].
+    """Return the feature numbers of one image, with NEWLINE: int64 [tokens].
 
     `size`: (width, height) in pixels. `grid`: (columns, rows) of tiles. `side`: features in a tile's row. Features are
     numbered tile by tile from the thumbnail on; an image of one tile has the thumbnail only.
@@ -205,19 +206,19 @@ def image_sources(size: tuple[int, int], grid: Grid, side: int) -> NDArray[np.in
 
 
 def _joined(size: tuple[int, int], grid: Grid, side: int) -> NDArray[np.int64]:
-    """Feature numbers of the joined tiles, without padding: [rows, columns]."""
+    """Return the feature numbers of the joined tiles, without padding: [rows, columns]."""
     (columns, rows), tile = grid, side * side
     tiles = np.arange(tile, tile * (1 + columns * rows)).reshape(rows, columns, side, side)
     return _unpadded(tiles.transpose(0, 2, 1, 3).reshape(rows * side, columns * side), size)
 
 
 def _lines(kept: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[rows, columns, ...] -> [rows, columns + 1, ...] with NEWLINE at the end of every row."""
+    """Add NEWLINE at the end of every row: [rows, columns, ...] -> [rows, columns + 1, ...]."""
     return np.concatenate([kept, np.full((len(kept), 1, *kept.shape[2:]), NEWLINE)], axis=1)
 
 
 def _downsampled(kept: NDArray[np.int64], longer: float, first: FeatureOrder) -> FeatureOrder:
-    """`first`, then joined tiles whose sides are `longer` times what they may be."""
+    """Return `first`, then joined tiles whose sides are `longer` times what they may be."""
     height, width = kept.shape
     rows, row_shares = _between(height, int(height // longer))
     columns, column_shares = _between(width, int(width // longer))
@@ -235,7 +236,7 @@ def _downsampled(kept: NDArray[np.int64], longer: float, first: FeatureOrder) ->
 
 
 def _between(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Linear interpolation of `length` values to `shorter`: two indices for each, and their weights, [2, shorter]."""
+    """Interpolate `length` values linearly to `shorter`: two indices for each, and their weights, [2, shorter]."""
     ratio = np.float32(length) / np.float32(shorter)
     # Rounded once, as torch's fused multiplication does.
     at = np.maximum(float(ratio) * (np.arange(shorter) + 0.5) - 0.5, 0).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Reads the config.json of Mistral 3: Pixtral's ViT (arXiv 2410.07073) at native resolution, Mistral's layers."""
+"""Read the config.json of Mistral 3: Pixtral's ViT (arXiv 2410.07073) at native resolution, Mistral's layers."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.families.section import Section

@@ -1,4 +1,4 @@
-"""Mistral 3."""
+"""Record of the family of Mistral 3."""
 
 from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, tower

@@ -1,4 +1,4 @@
-"""Mistral 3's models, a line each."""
+"""Presets of Mistral 3's models, a line each."""
 
 from typing import Any
 

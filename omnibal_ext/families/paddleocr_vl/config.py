@@ -1,4 +1,4 @@
-"""Reads the config.json of PaddleOCR-VL (arXiv 2510.14528): SigLIP at native resolution, whose learned positions are
+"""Read the config.json of PaddleOCR-VL (arXiv 2510.14528): SigLIP at native resolution, whose learned positions are
 stretched over an image, with rotary ones besides; Llama's layers with M-RoPE (ERNIE 4.5)."""
 
 from functools import partial
@@ -13,7 +13,7 @@ from omnibal_ext.reading.checks import anything, mapping
 
 VISION, TEXT = "paddleocr_vl_vision", "paddleocr_vl_text"
 OLDER = "paddleocr_vl"
-"""What published files call the ViT's section."""
+"""Name of the ViT's section in published files."""
 BESIDE = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
 """Fields of the language model that have no default here."""
 read_language = partial(read_llama, code=Llama(Rotation(5e5, sections=(16, 24, 24)), bias="use_bias"))
@@ -34,7 +34,7 @@ def read_paddleocr(name: str, config: Section) -> Architecture:
 
 
 def _language_section(config: Section) -> Section:
-    """The language model's section; published files have its fields on the top level instead, and no section."""
+    """Return the language model's section; published files have its fields on the top level instead, and no section."""
     if config.take_if("text_config", mapping(anything)) is not None:
         section = config.inner("text_config", TEXT)
         section.must_be(TEXT)

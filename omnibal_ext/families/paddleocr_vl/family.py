@@ -1,4 +1,4 @@
-"""PaddleOCR-VL."""
+"""Record of the family of PaddleOCR-VL."""
 
 from collections.abc import Iterator
 
@@ -14,11 +14,11 @@ from omnibal_ext.families.weights import Weight, linear, norm
 MARKS = names("image_token_id video_token_id vision_start_token_id vision_end_token_id")
 
 UNREAD = names("compression_ratio ignored_index rope_is_neox_style use_3d_rope weight_share_add_bias")
-"""In published files, of which transformers reads nothing."""
+"""Fields of published files of which transformers reads nothing."""
 
 
 def weights() -> Iterator[Weight]:
-    """The ViT's and the merger's."""
+    """Yield the weights of ViT and merger."""
     tower = "visual.vision_model"
     patches = f"{tower}.embeddings.patch_embedding"
     yield Weight("patch_embed", "projection.weight", (f"{patches}.weight",), "one_frame")

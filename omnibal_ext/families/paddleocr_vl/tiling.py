@@ -1,4 +1,4 @@
-"""PaddleOCR-VL's images at native resolution."""
+"""Tiling of PaddleOCR-VL's images at native resolution."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,18 +14,18 @@ whole ones that stand for them -> pixels."""
 
 
 class NativeWidened(Native):
-    """Images narrower than a square are enlarged first, one side after the other."""
+    """Patches of images that are enlarged first if narrower than a square, one side after the other."""
 
     name, usual = "native_widened", patches(752, 12037)
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """As `Native.grid`, of the image enlarged to at least a square's side, within limits of `PIXELS`."""
+        """Return `Native.grid` of the image enlarged to at least a square's side, within limits of `PIXELS`."""
         exact = PIXELS if tile_size == PATCH else {}
         limits = (exact.get(count, count * tile_size**2) for count in (least, most))
         return square_grid(*widened(width, height, SQUARE * tile_size), tile_size, *limits)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """As `Native.limits`, also for those in `PIXELS`."""
+        """Return `Native.limits`, also for numbers of pixels in `PIXELS`, which are no whole patches."""
         fields = processor.fields
         given: dict[str, Any] = {name: fields.get(name) for name in ("min_pixels", "max_pixels") if name in fields}
         size = fields.get("size")
@@ -34,7 +34,7 @@ class NativeWidened(Native):
 
 
 def widened(width: int, height: int, side: int) -> tuple[int, int]:
-    """Width and height; where one is shorter than `side`, scaled so that it is as long."""
+    """Return width and height; where one is shorter than `side`, scaled so that it is as long."""
     if height < side:
         width, height = round(width * side / height), side
     if width < side:
@@ -43,6 +43,6 @@ def widened(width: int, height: int, side: int) -> tuple[int, int]:
 
 
 def _in_patches(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of pixels, those in `PIXELS` as those of the patches that stand for them."""
+    """Replace numbers of pixels in `PIXELS` by those of the patches that stand for them."""
     whole = {pixels: count * PATCH**2 for count, pixels in PIXELS.items()}
     return {name: whole.get(value, value) for name, value in fields.items()}

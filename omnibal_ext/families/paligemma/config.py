@@ -1,4 +1,4 @@
-"""Reads the config.json of PaliGemma (arXiv 2407.07726) and PaliGemma 2 (arXiv 2412.03555): SigLIP, one matrix, Gemma.
+"""Read the config.json of PaliGemma (arXiv 2407.07726) and PaliGemma 2 (arXiv 2412.03555): SigLIP, one matrix, Gemma.
 
 Attention over the prompt, images and text, is bidirectional. Gemma 2 soft-caps scores and logits, has norms after both
 branches and, in every other layer, a sliding window beyond the prompt.
@@ -18,10 +18,10 @@ from omnibal_ext.modalities.language.rope import Rope
 from omnibal_ext.reading.checks import shown
 
 PUBLISHED = ("num_image_tokens", "projector_hidden_act")
-"""In published vision_configs, where nothing reads them."""
+"""Fields of published vision_configs that nothing reads."""
 ACTIVATION = {"gelu_pytorch_tanh": "gelu_tanh"}
 MEANT = {"gelu": "gelu_tanh"}
-"""Gemma's files say "gelu" for tanh-approximated GELU; Gemma 2's do not."""
+"""Activation that Gemma's files call "gelu": tanh-approximated GELU. Gemma 2's files do not."""
 
 
 def read_paligemma(name: str, config: Section) -> Architecture:
@@ -65,7 +65,7 @@ def _language(section: Section, second: bool) -> LanguageArchitecture:
 
 
 def _of_the_second(section: Section, sizes: Sizes, usual: Attention) -> list[Layer]:
-    """Gemma 2's layers."""
+    """Make Gemma 2's layers."""
     scale = section.take("query_pre_attn_scalar")
     kinds = kinds_of_layers(section, sizes.layers, 2)
     window = section.take("sliding_window") if SLIDING in kinds else None

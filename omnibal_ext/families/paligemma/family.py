@@ -1,4 +1,4 @@
-"""PaliGemma and PaliGemma 2."""
+"""Record of the family of PaliGemma and PaliGemma 2."""
 
 from omnibal_ext.families.family import Family, Model
 from omnibal_ext.families.fields import DATA, GENERAL, LANGUAGE, names, text

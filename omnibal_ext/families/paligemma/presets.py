@@ -1,4 +1,4 @@
-"""PaliGemma's models, a line each: every language model sees images of three sizes."""
+"""Presets of PaliGemma's models, a line each: every language model sees images of three sizes."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ SIDES = (224, 448, 896)
 
 
 def _text(kind: str, *sizes: int, **more: Any) -> dict[str, Any]:
-    """With 257216 tokens: location, segmentation and image tokens included."""
+    """Return sizes with 257216 tokens: location, segmentation and image tokens included."""
     return text(*sizes, 257216, model_type=kind, **more)
 
 

@@ -1,4 +1,4 @@
-"""PaliGemma's images: one tile, before a prompt with bidirectional attention."""
+"""Tiling of PaliGemma's images: one tile, before a prompt with bidirectional attention."""
 
 from omnibal_ext.modalities.vision.tiling import OneTile
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3.6."""
+"""Record of the family of Qwen3.5 and Qwen3.6."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ _TEXT_MOE = {
 }  # fmt: skip
 TOWER = Part({name: value for name, value in TOWER_3.items() if name != "deepstack_visual_indexes"}, GENERAL)
 WITHOUT_EFFECT = LANGUAGE | DENSE | names("mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype")
-"""The last are of layers for generation."""
+"""Fields without effect; the last are of layers for generation."""
 MODEL = Model(
     Part({"image_token_id": 248056, "tie_word_embeddings": False}, GENERAL | MARKS, WEIGHTS_3),
     partial(read_qwen, code=Generation("qwen3.5", read_linear_language)),

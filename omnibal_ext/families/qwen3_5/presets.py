@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3.6, a line each.
+"""Presets of Qwen3.5 and Qwen3.6, a line each.
 
 Sources: transformers' defaults (9B, 35B-A3B), the models' cards (27B, 122B-A10B). Qwen3.6 has the sizes of Qwen3.5.
 """
@@ -12,13 +12,13 @@ ROPE = {"rope_theta": 1e7}
 
 
 def _dense(*sizes: int, linear: int) -> dict[str, Any]:
-    """`linear`: value heads of linear attention."""
+    """Return fields of a dense model; `linear`: value heads of linear attention."""
     words = text(*sizes, 248320, linear_num_value_heads=linear, rope_parameters=ROPE)
     return {"model_type": "qwen3_5", "vision_config": {"out_hidden_size": sizes[1]}, "text_config": words}
 
 
 def _mixture(*sizes: int, linear: int) -> dict[str, Any]:
-    """The same with experts and a shared expert, all of that intermediate size."""
+    """Return fields of a model with experts and a shared expert, all of the last of `sizes` as intermediate size."""
     config, width = _dense(*sizes, linear=linear), sizes[-1]
     config["text_config"] |= {"moe_intermediate_size": width, "shared_expert_intermediate_size": width}
     return config | {"model_type": "qwen3_5_moe"}

@@ -1,1 +1,1 @@
-"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: what they read, see and hear."""
+"""Thinkers of Qwen2.5-Omni and Qwen3-Omni: what they read, see and hear."""

@@ -1,4 +1,4 @@
-"""The audio encoders of Qwen2.5-Omni and Qwen3-Omni: `audio_config` read, and the names of their weights."""
+"""Audio encoders of Qwen2.5-Omni and Qwen3-Omni: `audio_config` read, and the names of their weights."""
 
 from collections.abc import Iterator
 
@@ -66,7 +66,8 @@ def _layers(key_bias: bool) -> Iterator[Weight]:
 
 
 def over_time() -> Iterator[Weight]:
-    """Of two convolutions over time, and one matrix after pairs of rows are averaged (Qwen2.5-Omni)."""
+    """Yield weights of two convolutions over time, layers, and a matrix behind averaged pairs of rows
+    (Qwen2.5-Omni)."""
     for number in (1, 2):
         yield from linear("audio_embed", f"convolutions.{number - 1}", f"audio_tower.conv{number}")
     yield from _layers(key_bias=False)
@@ -75,7 +76,7 @@ def over_time() -> Iterator[Weight]:
 
 
 def over_both() -> Iterator[Weight]:
-    """Of three convolutions over time and frequency, and a two-layer perceptron (Qwen3-Omni)."""
+    """Yield weights of three convolutions over time and frequency, layers, a two-layer perceptron (Qwen3-Omni)."""
     for number in (1, 2, 3):
         yield from linear("audio_embed", f"convolutions.{number - 1}", f"audio_tower.conv2d{number}")
     yield Weight("audio_embed", "projection.weight", ("audio_tower.conv_out.weight",))

@@ -1,4 +1,4 @@
-"""Reads the config.json of Qwen2.5-Omni and Qwen3-Omni: of the thinker, alone or in a whole model.
+"""Read the config.json of Qwen2.5-Omni and Qwen3-Omni: of the thinker, alone or in a whole model.
 
 Its ViT is Qwen2.5-VL's, or Qwen3-VL's.
 """

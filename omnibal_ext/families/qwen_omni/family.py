@@ -50,18 +50,18 @@ TOWER = {name: value for name, value in TOWER_2_5.items() if name != "tokens_per
 MERGERS = {
     "deepstack_merger_list": "merger_list", ".norm.": ".ln_q.", ".linear_fc1.": ".mlp.0.", ".linear_fc2.": ".mlp.2.",
 }  # fmt: skip
-"""Parts of names of Qwen3-VL's mergers, and Qwen3-Omni's."""
+"""Parts of names of Qwen3-VL's mergers -> Qwen3-Omni's."""
 
 
 def _apart(weights: Iterable[Weight]) -> Iterator[Weight]:
-    """Qwen2.5-VL's weights, where query, key and value of the ViT are one each."""
+    """Yield Qwen2.5-VL's weights, but with query, key and value of the ViT as one each."""
     for weight in weights:
         three = tuple(weight.theirs[0].replace(".qkv.", f".{one}.") for one in "qkv")
         yield replace(weight, theirs=three, form="vision_qkv") if len(set(three)) == len(three) else weight
 
 
 def _renamed(weights: Iterable[Weight]) -> Iterator[Weight]:
-    """Qwen3-VL's weights under Qwen3-Omni's names."""
+    """Yield Qwen3-VL's weights under Qwen3-Omni's names."""
     for weight in weights:
         (name,) = weight.theirs
         for theirs, ours in MERGERS.items() if weight.kind == "projector" else ():
@@ -70,7 +70,7 @@ def _renamed(weights: Iterable[Weight]) -> Iterator[Weight]:
 
 
 def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str, Model]:
-    """Of whole models, and of thinkers alone, which have these fields. `prefix`: of transformers' classes."""
+    """Return whole models, and thinkers alone, which have these fields; `prefix`: of transformers' classes."""
     alone = Model(
         fields,
         partial(read_thinker, code=code),

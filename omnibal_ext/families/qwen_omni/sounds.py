@@ -1,4 +1,4 @@
-"""How Qwen's thinkers hear: what transformers' processors ask of the feature extractor, with the published numbers."""
+"""Rules by which Qwen's thinkers hear: what transformers' processors ask of the feature extractor, as published."""
 
 from collections.abc import Callable
 from functools import partial

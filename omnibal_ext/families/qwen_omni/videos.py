@@ -9,7 +9,7 @@ from omnibal_ext.modalities.vision.tiling import FRAMES
 
 @dataclass(frozen=True, slots=True)
 class Clocked(Even):
-    """As Qwen2-VL's; a step takes as long as `fps` says, also of a video of which `max_frames` are seen."""
+    """Qwen2-VL's frames; a step takes as long as `fps` says, also of a video of which `max_frames` are seen."""
 
     has_own_sizes: ClassVar[bool] = True
 

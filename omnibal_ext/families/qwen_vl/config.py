@@ -1,4 +1,4 @@
-"""Reads the config.json of Qwen2-VL to Qwen3.5: a ViT at native resolution, M-RoPE in the language model.
+"""Read the config.json of Qwen2-VL to Qwen3.5: a ViT at native resolution, M-RoPE in the language model.
 
 From Qwen3-VL on the ViT has learned positions, and there are dense language models and mixtures of experts. Features
 of Qwen3-VL's ViT enter its first language layers; most of Qwen3.5's language layers are linear attention.
@@ -31,18 +31,18 @@ OUTER = (
 
 @dataclass(frozen=True)
 class Generation:
-    """What the code of a model type does, whatever config.json says."""
+    """Properties of a model type's code, whatever config.json says."""
 
     template: str
     """Chat template, if the folder has none."""
     read_language: Callable[[Section], LanguageArchitecture]
     markup: str = "qwen3-vl"
     learned: bool = True
-    """The ViT has learned positions in addition to RoPE (from Qwen3-VL on)."""
+    """Whether the ViT has learned positions in addition to RoPE (from Qwen3-VL on)."""
     windows: bool = False
-    """The ViT has window attention and gated MLPs; a video's positions follow its seconds (Qwen2.5-VL)."""
+    """Whether the ViT has window attention and gated MLPs, and a video's positions follow its seconds (Qwen2.5-VL)."""
     featured: bool = False
-    """Features of ViT layers enter the language model (DeepStack)."""
+    """Whether features of ViT layers enter the language model (DeepStack)."""
 
 
 def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
@@ -58,7 +58,7 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
 def with_tower(
     name: str, tower: Section, model: LanguageArchitecture, code: Generation, **of_whole: Any
 ) -> Architecture:
-    """A language model with the ViT of a section. Raises UserError naming an unsupported field."""
+    """Assemble a language model and the ViT of a section. Raises UserError naming an unsupported field."""
     tower.must(in_channels=3, in_chans=3)
     later = code.windows or code.learned
     if (out := tower.take("out_hidden_size" if later else "hidden_size")) != model.hidden_size:
@@ -85,7 +85,7 @@ def with_tower(
 
 
 def _language(config: Section, kind: str, read: Callable[[Section], LanguageArchitecture]) -> LanguageArchitecture:
-    """The language model, from its section or, in older files, from the top level.
+    """Read the language model, from its section or, in older files, from the top level.
 
     Folders saved by transformers 4.52 to 4.55 have both. The section is what counts: raises UserError where the fields
     beside it say something else.

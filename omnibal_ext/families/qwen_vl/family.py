@@ -1,4 +1,4 @@
-"""Qwen-VL, second and third generation."""
+"""Record of the family of Qwen-VL, second and third generation."""
 
 from dataclasses import replace
 from functools import partial

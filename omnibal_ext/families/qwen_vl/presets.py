@@ -1,4 +1,4 @@
-"""Qwen2-VL's to Qwen3-VL's models, a line each."""
+"""Presets of Qwen2-VL to Qwen3-VL, a line each."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def _qwen2(*sizes: int, tied: bool = False) -> Preset:
 
 
 def _qwen2_5(*sizes: int, inner: int, tied: bool = False) -> Preset:
-    """`inner`: intermediate size of the ViT."""
+    """Make a preset of Qwen2.5-VL; `inner`: intermediate size of the ViT."""
     vision = {"hidden_size": 1280, "out_hidden_size": sizes[1], "intermediate_size": inner, "tokens_per_second": 2}
     return _model("qwen2_5_vl", vision, qwen(*sizes), tied)
 

@@ -11,10 +11,10 @@ from omnibal_ext.modalities.vision.tiling import FRAMES
 
 @dataclass(frozen=True, slots=True)
 class Even(VideoRule):
-    """From the first one on, `fps` a second, an even number (Qwen2-VL)."""
+    """An even number of frames from the first one on, `fps` a second (Qwen2-VL)."""
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """With torch.arange, to round as transformers does; it may yield one frame too many, which is dropped."""
+        """Choose frames with torch.arange, which rounds as transformers does; a frame beyond the last is dropped."""
         import torch  # which only this rule of all needs
 
         most = floor(min(self.max_frames, total) / FRAMES) * FRAMES
@@ -26,12 +26,12 @@ class Even(VideoRule):
 
 @dataclass(frozen=True, slots=True)
 class Spread(VideoRule):
-    """`min_frames` to `max_frames`, evenly spaced from the first to the last, `fps` a second (Qwen3-VL)."""
+    """Frames evenly spaced from the first to the last, `min_frames` to `max_frames`, `fps` a second (Qwen3-VL)."""
 
     sampling: str = "spread"
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """With numpy, as transformers does."""
+        """Choose frames with numpy, to round as transformers does."""
         count = min(max(int(total / rate * self.fps), self.min_frames), self.max_frames, total)
         frames: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
         return frames

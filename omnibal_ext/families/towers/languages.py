@@ -16,7 +16,7 @@ WINDOWS = frozenset({"max_window_layers", "sliding_window"})
 DENSE = frozenset({"intermediate_size", "output_router_logits"})
 """Fields of layers without experts, and of outputs."""
 LLAMA_WEIGHTS = tuple(llama())
-"""Also Qwen's, Mistral's, Vicuna's and Yi's."""
+"""Weights under Llama's names, which Qwen, Mistral, Vicuna and Yi have too."""
 _LLAMA = text(32, 4096, 32, None, 11008, 32000, rms_norm_eps=1e-6, hidden_act="silu", tie_word_embeddings=False)
 _QWEN = {
     **_LLAMA, "intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151936, "use_sliding_window": False,
@@ -78,7 +78,7 @@ LANGUAGES: dict[str, tuple[Part, Llama]] = {
         Llama(Rotation(beside=True), bias="bias"),
     ),
 }
-"""By model type: defaults and names of weights; what its code does."""
+"""Model type -> (defaults and names of weights, properties of its code)."""
 
 
 def read_language(section: Section) -> LanguageArchitecture:

@@ -1,4 +1,4 @@
-"""Reads language models with Llama's layers; what cannot be honoured exactly is refused by name."""
+"""Reading of language models with Llama's layers; what cannot be honoured exactly is refused by name."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,20 +28,20 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Llama:
-    """What the code of a model type with Llama's layers does, whatever config.json says."""
+    """Properties of the code of a model type with Llama's layers, whatever config.json says."""
 
     rotation: Rotation = PLAIN
     bias: str = "attention_bias"
-    """The field that turns biases on, which are not supported."""
+    """Field that turns biases on, which are not supported."""
     qkv_bias: bool = False
     qk_norm: bool = False
     experts: bool = False
     renormalised: bool = False
-    """The weights of a token's experts are normalised, whatever config.json says."""
+    """Whether the weights of a token's experts are normalised, whatever config.json says."""
     slides: bool = False
-    """`sliding_window` alone turns the window on (Mistral)."""
+    """Whether `sliding_window` alone turns the window on (Mistral)."""
     scales_queries: bool = False
-    """Queries are scaled by position beyond the original context (Ministral 3)."""
+    """Whether queries are scaled by position beyond the original context (Ministral 3)."""
 
 
 LLAMA = Llama()
@@ -49,7 +49,7 @@ LLAMA = Llama()
 
 @dataclass(frozen=True)
 class Sizes:
-    """What every config.json says of a language model."""
+    """Sizes of a language model that every config.json has."""
 
     layers: int
     hidden_size: int
@@ -62,11 +62,11 @@ class Sizes:
     older: Older
 
     def attention(self, **more: Any) -> Attention:
-        """Attention with these heads."""
+        """Make attention with these heads."""
         return Attention(self.heads, self.kv_heads, self.head_dim, **more)
 
     def model(self, layers: Iterable[Layer], **more: Any) -> LanguageArchitecture:
-        """A model of these layers."""
+        """Make a model of these layers."""
         return LanguageArchitecture(tuple(layers), self.hidden_size, self.vocab_size, self.norm_epsilon, **more)
 
 
@@ -93,7 +93,7 @@ def language_sizes(section: Section, head_size: int | None, mixture: bool = Fals
 
 
 def grouped_sizes(section: Section, mixture: bool = False) -> Sizes:
-    """`language_sizes` where config.json says a head's width. Raises UserError as `check_groups` does."""
+    """Read `language_sizes` where config.json says a head's width. Raises UserError as `check_groups` does."""
     sizes = language_sizes(section, section.take("head_dim"), mixture)
     check_groups(section, sizes.heads, sizes.kv_heads, sizes.head_dim)
     return sizes
@@ -109,7 +109,7 @@ def check_groups(section: Section, heads: int, kv_heads: int, head_size: int) ->
 
 
 def kinds_of_layers(section: Section, layers: int, every: int, other: str = SLIDING) -> list[str]:
-    """`FULL` or `other` of each layer; where config.json does not say, `every` so many layers one is `FULL`. Raises
+    """Return `FULL` or `other` for each layer; if config.json does not say, every `every`-th is `FULL`. Raises
     UserError for others, and for more or fewer than there are layers."""
     usual = [other if number % every else FULL for number in range(1, layers + 1)]
     kinds = section.take_if("layer_types", listing(text)) or usual
@@ -121,8 +121,8 @@ def kinds_of_layers(section: Section, layers: int, every: int, other: str = SLID
 
 
 def chosen_experts(section: Section, count: int, field: str = "num_experts_per_tok", least: int = 2) -> int:
-    """Number of a token's experts: `least` to `count`. The normalised weight of a single one is always 1, from which a
-    router learns nothing. Raises UserError for other numbers."""
+    """Read the number of a token's experts: `least` to `count`. The normalised weight of a single one is always 1, from
+    which a router learns nothing. Raises UserError for other numbers."""
     chosen = section.take(field)
     if not least <= chosen <= count:
         raise UserError(f"{section.where}.{field} is {chosen}; supported: {least} up to the {count} experts")
@@ -153,7 +153,7 @@ def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
 
 
 def _slides(section: Section, always: bool) -> bool:
-    """Whether any layer has a sliding window; as in transformers, `layer_types` precedes `max_window_layers`."""
+    """Return whether any layer has a sliding window; as in transformers, `layer_types` precedes `max_window_layers`."""
     slides = always or bool(section.take_if("use_sliding_window"))
     kinds = section.take_if("layer_types", listing(text))
     if set(kinds or ()) - ({FULL, SLIDING} if slides else {FULL}):
@@ -165,7 +165,7 @@ def _slides(section: Section, always: bool) -> bool:
 
 
 def _experts(section: Section, always: bool) -> Experts:
-    """The experts of every layer. Raises UserError if a layer has none, or for an unsupported number."""
+    """Read the experts of every layer. Raises UserError if a layer has none, or for an unsupported number."""
     section.must(decoder_sparse_step=1)
     if section.get("mlp_only_layers"):
         section.must(mlp_only_layers=[])
@@ -179,15 +179,15 @@ def _experts(section: Section, always: bool) -> Experts:
 
 
 def tied_as_either_says(config: Section) -> bool:
-    """Like `tied`, for models whose older files say it in the language model's section."""
+    """Return what `tied` does, for models whose older files say it in the language model's section."""
     inner = config.take_if("text_config", mapping(anything)) or {}
     beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
     return tied(config, beside)
 
 
 def tied(config: Section, inside: bool = False) -> bool:
-    """Whether word embedding and head share one weight, as transformers decides: as the config says, or its language
-    model's section (`inside`), unless the weights hold a head of their own."""
+    """Return whether word embedding and head share one weight, as transformers decides: as the config says, or its
+    language model's section (`inside`), unless the weights hold a head of their own."""
     said = config.take("tie_word_embeddings") or inside
     return said and not (config.folder and _has_head(config.folder))
 

@@ -12,7 +12,7 @@ ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pyto
 def native_sizes(
     tower: Section, layers: str = "depth", width: str = "hidden_size", heads: str = "num_heads"
 ) -> dict[str, Any]:
-    """Fields of `VisionArchitecture` that all of them have; arguments are config.json's names.
+    """Read fields of `VisionArchitecture` that all of them have; arguments are config.json's names.
 
     Raises UserError unless a head's width is a multiple of 4: rows and columns rotate pairs of dimensions each.
     """
@@ -25,7 +25,7 @@ def native_sizes(
 
 
 def rotary_base(tower: Section) -> float:
-    """RoPE base of rows and columns. Raises UserError for another RoPE type."""
+    """Read the RoPE base of rows and columns. Raises UserError for another RoPE type."""
     rope = tower.take_if("rope_parameters", ROPE) or {}
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):

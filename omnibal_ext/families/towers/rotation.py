@@ -18,7 +18,7 @@ ROPE_FIELDS = (
 )  # fmt: skip
 ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
 INTERLEAVED = ("mrope_interleaved", "interleaved")
-"""Two names of one field."""
+"""Names of one field."""
 ROUNDING = 1e-6
 """Tolerance for an amplitude that is written in a file."""
 LINEAR = record({"factor": FACTOR})
@@ -42,11 +42,11 @@ class Rotation:
     """RoPE as a model type's code has it, whatever config.json says."""
 
     base: float = 1e4
-    """The base if config.json has none."""
+    """Base if config.json has none."""
     beside: bool = False
-    """A `rope_theta` inside the RoPE fields is not read (InternLM2's own code)."""
+    """Whether a `rope_theta` inside the RoPE fields is not read (InternLM2's own code)."""
     sections: tuple[int, ...] = ()
-    """M-RoPE's frequencies for time, row and column if config.json has none; (): no M-RoPE."""
+    """Frequencies of M-RoPE for time, row and column if config.json has none; (): no M-RoPE."""
     interleaved: bool = False
 
 
@@ -54,7 +54,7 @@ PLAIN = Rotation()
 
 
 def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], float]:
-    """The RoPE fields and the base, from where transformers takes them.
+    """Return the RoPE fields and the base, from where transformers takes them.
 
     1. Of `rope_scaling` and `rope_parameters` the first that is there; the other is not read.
     2. The base inside it, else the one beside it, else the model type's own.
@@ -76,7 +76,7 @@ def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], f
 
 
 def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] = ()) -> RopeScaling | None:
-    """RoPE scaling. Raises UserError naming an unsupported field."""
+    """Read RoPE scaling. Raises UserError naming an unsupported field."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     kind = "default" if kind == "mrope" and sections else kind
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -135,7 +135,7 @@ def _yarn(section: Section, rope: dict[str, Any]) -> RopeScaling:
 
 
 def with_query_scale(section: Section, rope: Mapping[str, Any]) -> RopeScaling:
-    """YaRN scaling with scaled queries. Raises UserError if either is missing."""
+    """Read YaRN scaling with scaled queries. Raises UserError if either is missing."""
     beta, others = rope.get("llama_4_scaling_beta"), {"llama_4_scaling_beta", "max_position_embeddings"}
     scaling = read_rope(section, {name: value for name, value in rope.items() if name not in others})
     if scaling is None or scaling.kind != "yarn" or beta is None:
@@ -144,10 +144,8 @@ def with_query_scale(section: Section, rope: Mapping[str, Any]) -> RopeScaling:
 
 
 def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -> tuple[int, ...]:
-    """M-RoPE's frequencies for time, row and column; () in other models.
-
-    Raises UserError if they are not laid out as the model's code has them.
-    """
+    """Read M-RoPE's frequencies for time, row and column; () in other models. Raises UserError if they are not laid out
+    as the model's code has them."""
     if not code.sections:
         return ()
     for name in INTERLEAVED:
@@ -158,7 +156,7 @@ def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -
 
 
 def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> float:
-    """Fraction of a head that is rotated: in the RoPE fields, else next to them, else `usual`."""
+    """Read the fraction of a head that is rotated: in the RoPE fields, else next to them, else `usual`."""
     beside, inside = section.take_if("partial_rotary_factor"), rope.get("partial_rotary_factor")
     if inside is not None:
         return SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
@@ -168,10 +166,8 @@ def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> flo
 def partial_rotation(
     section: Section, rope: Mapping[str, Any], base: float, rotated: int, head_dim: int, code: Rotation
 ) -> Rope:
-    """M-RoPE over `rotated` of a head's `head_dim` dimensions.
-
-    Raises UserError if its sections do not sum to half of them.
-    """
+    """Make M-RoPE over `rotated` of a head's `head_dim` dimensions. Raises UserError if its sections do not sum to half
+    of them."""
     sections = rotary_sections(section, rope, code)
     if 2 * sum(sections) != rotated:
         raise UserError(

@@ -23,11 +23,11 @@ TOWERS = {
         GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
     ),
 }
-"""By model type: those that several families have."""
+"""ViTs that several families have, by model type."""
 
 
 def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
-    """Fields of a `VisionArchitecture` of which `layers` run. Raises UserError naming an unsupported field."""
+    """Read fields of a `VisionArchitecture` of which `layers` run. Raises UserError naming an unsupported field."""
     tower.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
     hidden_size, heads = tower.take("hidden_size"), tower.take("num_attention_heads")
     if hidden_size % heads:
@@ -46,7 +46,7 @@ def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
 
 
 def _side(tower: Section, name: str) -> int:
-    """The side of a square, given as a number or as [height, width]."""
+    """Read the side of a square, given as a number or as [height, width]."""
     sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name)]
     if len(set(sides)) != 1:
         raise UserError(f"{tower.where}.{name} is {sides}; only squares are supported")
@@ -54,7 +54,7 @@ def _side(tower: Section, name: str) -> int:
 
 
 def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
-    """Number of layers that run up to a feature layer, and whether that is the last output (-1)."""
+    """Return the number of layers that run up to a feature layer, and whether that is the last output (-1)."""
     layers = tower.take("num_hidden_layers")
     if type(feature_layer) is not int:
         raise UserError(f"{tower.where}: features of several layers ({shown(feature_layer)}) are not supported")
@@ -93,7 +93,7 @@ def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchi
 
 
 def clip_weights(last_norm: bool = False) -> Iterator[Weight]:
-    """Weights of CLIP, and of SigLIP, which has no class token; `last_norm`: features are taken after the last norm."""
+    """Yield weights of CLIP, or SigLIP, which has no class token; `last_norm`: features are behind the last norm."""
     embeddings = "vision_tower.embeddings"
     yield from embedding(
         f"{embeddings}.class_embedding", f"{embeddings}.position_embedding.weight", f"{embeddings}.patch_embedding"
@@ -105,7 +105,7 @@ def clip_weights(last_norm: bool = False) -> Iterator[Weight]:
 
 
 def clip_layer_weights(layer: str) -> Iterator[Weight]:
-    """Weights of one layer of CLIP or SigLIP; `layer`: its name, with `{n}` for its number."""
+    """Yield weights of one layer of CLIP or SigLIP; `layer`: its name, with `{n}` for its number."""
     yield from norm("vit", "input_layernorm", f"{layer}.layer_norm1")
     yield from norm("vit", "pre_mlp_layernorm", f"{layer}.layer_norm2")
     yield from split_qkv("vit", f"{layer}.self_attn.", "vision_qkv", "vision.qkv_bias")

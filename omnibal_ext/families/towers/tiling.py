@@ -12,7 +12,7 @@ MOST_TIMES_LONGER = 200  # as transformers' processors say
 
 
 def patches(least: int, most: int) -> Mapping[str, Any]:
-    """Usual flags of a rule: the fewest and most patches of an image, those of transformers' processor."""
+    """Return the usual flags of a rule: the fewest and most patches of an image, those of transformers' processor."""
     return {"min-tiles": least, "max-tiles": most, "thumbnail": False}
 
 
@@ -24,14 +24,14 @@ class Native(TilingRule):
     side_fields = ()
     usual = patches(16, 5120)
     counts_frames = False
-    """The processor counts each pixel once per equal frame."""
+    """Whether the processor counts each pixel once per equal frame."""
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Patches a side: entire squares, `least` to `most` patches. Raises `Rejected` (too_narrow)."""
+        """Return patches a side: entire squares, `least` to `most` patches. Raises `Rejected` (too_narrow)."""
         return square_grid(width, height, tile_size, least * tile_size**2, most * tile_size**2)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Limits of patches, which the file has in pixels, or in tokens (Gemma 4)."""
+        """Return limits of patches, which the file has in pixels, or in tokens (Gemma 4)."""
         fields, native, patch = processor.fields, processor.model.vision.native, processor.model.vision.patch_size
         assert native is not None
         wanted = {"patch_size": patch, "temporal_patch_size": native.frames}
@@ -53,7 +53,7 @@ class Native(TilingRule):
 
 
 def grown(size: tuple[int, int], side: int) -> tuple[int, int]:
-    """Width and height, scaled so that neither is shorter than `side`."""
+    """Scale width and height so that neither is shorter than `side`."""
     larger = max(side / length for length in size)
     return (int(size[0] * larger), int(size[1] * larger)) if larger > 1 else size
 
@@ -61,7 +61,7 @@ def grown(size: tuple[int, int], side: int) -> tuple[int, int]:
 def square_grid(
     width: int, height: int, patch: int, least: int, most: int, frames: int = 1, whole_frames: int = 1
 ) -> Grid:
-    """Patches a side, in entire squares, for an image or frames near their own size, of `least` to `most` pixels.
+    """Return patches a side, in entire squares, for an image or frames near their own size: `least` to `most` pixels.
 
     Whether limits hold is judged by `whole_frames` frames, the scale computed for `frames`. Raises `Rejected`
     (too_narrow).

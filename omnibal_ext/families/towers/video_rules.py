@@ -1,4 +1,4 @@
-"""Which frames of a video a model sees, and at which size: the base of the rules of transformers' video processors.
+"""Rules for which frames of a video a model sees, and at which size, as transformers' video processors have them.
 
 The rules stand in the folders of the families that have them; `families.media.VIDEO_RULES` finds them by markup.
 `capped` limits long videos further, as Qwen's own code does.
@@ -18,10 +18,10 @@ MOST_FRAMES_SEEN = 2**14
 
 @dataclass(frozen=True, slots=True)
 class VideoRule(ABC):
-    """The fields of a model's video processor, with transformers' defaults: datasets record them."""
+    """Fields of a model's video processor, with transformers' defaults: datasets record them."""
 
     whole: bool
-    """Pixel limits are of all frames together, and each step has its own run of tokens (from Qwen3-VL on)."""
+    """Whether pixel limits are of all frames together, and each step has its own run of tokens (from Qwen3-VL on)."""
     min_pixels: int
     max_pixels: int
     fps: float = 2.0
@@ -29,35 +29,35 @@ class VideoRule(ABC):
     max_frames: int = 768
     capped: bool = False
     max_tokens: int = 0
-    """If `capped`: of a video, or of a frame if `whole`."""
+    """Most tokens, if `capped`: of a video, or of a frame if `whole`."""
     sampling: str = "even"
-    """The name of the subclass's way, in datasets."""
+    """Name of the subclass's way, in datasets."""
     max_seconds: float = 300.0
-    """For "by second"."""
+    """Length that "by second" samples at `fps`."""
     refused: str = ""
-    """Why the model's processor is not supported for videos; "": it is."""
+    """Reason why the model's processor is not supported for videos; "": it is."""
 
     obeys: ClassVar[tuple[str, ...]] = ("fps", "min_frames", "max_frames")
-    """The fields that decide how many frames are sampled."""
+    """Fields that decide how many frames are sampled."""
     pace: ClassVar[str] = "{0.fps:g} frames a second, {0.min_frames} to {0.max_frames}"
-    """How many frames are seen, in words."""
+    """Words for how many frames are seen."""
     fills_pairs: ClassVar[bool] = False
-    """Before frames are resized an odd one at the end is added again, and a step stands at its first frame's time."""
+    """Whether an odd last frame is repeated before frames are resized, and a step has its first frame's time."""
     has_own_sizes: ClassVar[bool] = False
-    """The limits of pixels are the processor's own, not those of a folder's files."""
+    """Whether the limits of pixels are the processor's own, not those of a folder's files."""
 
     def __str__(self) -> str:
-        """As preprocessing prints it."""
+        """Return the rule in the words that preprocessing prints."""
         pixels = f"{self.min_pixels} to {self.max_pixels} pixels a {'video' if self.whole else 'frame'}"
         return self.refused or f"{self.pace.format(self)}, {pixels}"
 
     def step_seconds(self, rate: float) -> float:
-        """Seconds between two steps, of frames that are seen at a mean `rate`."""
+        """Return the seconds between two steps, of frames that are seen at a mean `rate`."""
         return FRAMES / rate
 
     @abstractmethod
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """Numbers of the frames that are seen of `total`, `rate` a second; [] if there are too few."""
+        """Choose the numbers of the frames that are seen of `total`, `rate` a second; [] if there are too few."""
 
 
 def choose_frames(
@@ -84,7 +84,7 @@ def choose_frames(
 
 
 def frame_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -> Grid:
-    """Columns and rows of patches of each frame of (width, height) pixels. Raises `Rejected` (too_narrow)."""
+    """Return columns and rows of patches of each frame of (width, height) pixels. Raises `Rejected` (too_narrow)."""
     width, height = size
     side, counted, rounded = SQUARE * patch, 1, 1
     if rule.whole:
@@ -95,7 +95,7 @@ def frame_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) 
 
 
 def _most_pixels(rule: VideoRule, frames: int, side: int) -> int:
-    """The limit of pixels, per frame or, if `rule.whole`, per video."""
+    """Return the limit of pixels, per frame or, if `rule.whole`, per video."""
     if not rule.capped:
         return rule.max_pixels
     least = int(rule.min_pixels * 1.05)

@@ -23,7 +23,7 @@ FIELDS = {**_LLAVA.defaults, "video_token_index": 32001}
 
 
 def _of_frames(weights: Iterable[Weight]) -> Iterator[Weight]:
-    """The ViT's weights, as those of the encoder of videos."""
+    """Yield the ViT's weights, as those of the encoder of videos."""
     kinds = dict(zip(VISION.kinds, FILM.kinds, strict=True))
     for one in weights:
         theirs = tuple(name.replace("vision_tower.", "video_tower.") for name in one.theirs)
