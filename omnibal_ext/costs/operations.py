@@ -90,10 +90,8 @@ def device_key(name: str) -> str | None:
 
 
 def measured_device(key: str, folder: Path = RESULTS) -> Device | None:
-    """Return the device `key` with measured efficiencies; None if not measured.
-
-    Raises UserError for a result file that is damaged, or has impossible figures.
-    """
+    """Return the device `key` with measured efficiencies; None if not measured. Raises UserError for a result file that
+    is damaged, or has impossible figures."""
     path = folder / f"{key}.json"
     return (
         read_record(path, "result", "benchmarks/gpu.py", lambda record: _device(key, record)) if path.exists() else None

@@ -74,7 +74,7 @@ class LayerCost:
 
     forward_seconds: float
     backward_seconds: float
-    """Without recomputation."""
+    """Seconds without recomputation."""
     kept_bytes: float
     """Saved for the backward of one microbatch without recomputation, the layer's input included."""
     recompute_kept_bytes: float
@@ -84,9 +84,9 @@ class LayerCost:
     output_bytes: float
     """Sent if the chain is cut after this layer, in one direction; each feature (`features_after`) adds as many."""
     recompute_seconds: float | None = None
-    """Added to the backward by recomputing the layer; None: `forward_seconds`."""
+    """Seconds that recomputing the layer adds to its backward; None: `forward_seconds`."""
     recompute_cheap_seconds: float | None = None
-    """Added to the backward by cheap recomputation (norms and activation function); None: not offered."""
+    """Seconds that cheap recomputation (norms and activation function) adds to the backward; None: not offered."""
     recompute_cheap_kept_bytes: float | None = None
     """Saved for the backward with cheap recomputation."""
     weight_gradient_seconds: float | None = None
@@ -175,12 +175,12 @@ class Profile:
     device: str = ""
     dtype: str = ""
     transfer_seconds_per_byte: float = 0.0
-    """Between neighbouring pipeline ranks."""
+    """Seconds between neighbouring pipeline ranks."""
     transfer_latency_seconds: float = 0.0
     overhead_bytes: float = 0.0
     """Bytes on every rank, whatever layers it holds: driver context, communication buffers."""
     action_seconds: float = 0.0
-    """Added to each forward and each backward of a stage: executor and wrappers."""
+    """Seconds of executor and wrappers, added to each forward and each backward of a stage."""
     host_action_seconds: float = 0.0
     """Host seconds to launch an action's executor and wrappers."""
     iteration_seconds: float = 0.0
@@ -193,12 +193,12 @@ class Profile:
     image_tiles: float = 0.0
     """Tiles (or patches) of an image that one rank must encode; 0: one tile."""
     replica_seconds_per_byte: float = 0.0
-    """Between any ranks of a replica; 0: `transfer_seconds_per_byte`."""
+    """Seconds between any ranks of a replica; 0: `transfer_seconds_per_byte`."""
     corrected_by: dict[str, Any] = field(default_factory=dict)
     """The run whose measurements corrected this profile (`costs.corrected`): its folder, iterations, and the hash of
     its plan's profile. Empty: none."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """For people: efficiencies, outliers. No program reads them."""
+    """Notes for people: efficiencies, outliers. No program reads them."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod

@@ -19,11 +19,11 @@ LISTS, LAYOUTS, ENCODERS = range(3)
 DRAWS = (16, 16, 8)
 """Random numbers reserved for a change of each of these."""
 ORDERS, CUTS, RECOMPUTED = 50, 100, 100
-"""Of a thousand changes: how many exchange two in an order, move cuts, recompute more or fewer layers. On 26 searches
-of large models plans were .8% slower with half of all three and .3% faster with twice; with a quarter or four times of
-one alone, or no exchanges, at most .5% slower."""
+"""Changes in a thousand that exchange two in an order, move cuts, recompute more or fewer layers. On 26 searches of
+large models plans were .8% slower with half of all three and .3% faster with twice; with a quarter or four times of one
+alone, or no exchanges, at most .5% slower."""
 DEALS, EXCHANGES, TOGETHER = 100, 100, 250
-"""How many assign a microbatch to other ranks, exchange two, or move neighbours on all ranks."""
+"""Changes in a thousand that assign a microbatch to other ranks, exchange two, or move neighbours on all ranks."""
 FURTHEST, FURTHEST_PART = 6, 7
 """Exponents: an action, or an E or V, moves by less than 2 to the power of this, near places more often."""
 

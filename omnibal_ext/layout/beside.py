@@ -127,7 +127,7 @@ class TowerBeside:
 
 
 def largest_share(costs: TowerCosts, load: Load, workers: Ints | int) -> Load:
-    """Return the load of the worker that gets most of a pack's units, all alike, of so many `workers`; elementwise."""
+    """Return the load of the worker that gets most when a pack's units, taken as equal, are divided; elementwise."""
     units = costs.units(load)
     return {size: np.asarray(np.ceil(units / workers) * amount / units) for size, amount in load.items()}
 

@@ -23,7 +23,7 @@ _MOST_TOGETHER = 4096
 
 
 class StageBytes(NamedTuple):
-    """What decides whether a one-stage rank fits; bytes by column of `tables`, or by option."""
+    """Bytes and counts that decide whether a one-stage rank fits; bytes by column of `tables`, or by option."""
 
     fixed: Floats
     kept: Floats
@@ -31,9 +31,9 @@ class StageBytes(NamedTuple):
     saved: Floats
     saved_late: Floats
     between: Ints
-    """[vectors, 2] Between actions: microbatches held before the end of their B, and between B and W."""
+    """[vectors, 2] Microbatches held between actions: before the end of their B, and between B and W."""
     in_backward: Ints
-    """[vectors, 2] Likewise while a B runs."""
+    """[vectors, 2] Microbatches held while a B runs, as above."""
     of_option: Ints
     backward: Ints
     pairs: Ints
@@ -143,8 +143,8 @@ def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.
 def _of_others(
     stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.bool_]
 ) -> Ints:  # pragma: no cover - compiled
-    """Return counts [counts, options] of all encoders but the chain's last: each one's, sorted by time, for each of the
-    one before."""
+    """Return all combinations of recompute counts of the encoders but the chain's last, [counts, options]; each
+    encoder's sorted by time."""
     found = np.zeros((1, seconds.size), dtype=np.int64)
     for number in range(2, len(stage.pairs)):
         of_kind = stage.pairs[number]

@@ -74,7 +74,7 @@ class RankOptions:
 
     @property
     def listed(self) -> int:
-        """How many pairs of rank and counts of layers have been looked at."""
+        """Number of pairs (rank, counts of layers) that have been looked at."""
         return len(self._known)
 
     def of(self, rank: int, held: Ints) -> list[Ints]:
@@ -137,7 +137,7 @@ def joint_search(
     seconds: float = 4.0,
     top_k: int | None = None,
 ) -> list[tuple[Layout, float]]:
-    """Return the `top_k` best layouts (None: all) and their step seconds, best first; counts at most `seconds` of work,
+    """Find the `top_k` best layouts (None: all), best first, and their step seconds, within `seconds` of counted work,
     half of it for the first walk.
 
     `starts` are cuts to begin with, `layouts` layouts that fit and that the result may not be slower than.

@@ -16,7 +16,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, LayoutProblem
 
 NEGLIGIBLE_SPREAD = 1e-4
-"""Where the anchor is level or carries nothing, scores are normalised by this share of the mean instead."""
+"""Share of the mean by which scores are normalised instead where the anchor is level or carries nothing."""
 
 
 def even_edges(weights: ArrayLike, stages: int) -> Edges:
@@ -42,9 +42,7 @@ def even_edges(weights: ArrayLike, stages: int) -> Edges:
 
 def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
     """Return one number a layer: its parameters, 1 for a ViT or LLM layer (0 for others), or its mean forward seconds.
-
-    Raises UserError for "parameters" where the profile lacks them.
-    """
+    Raises UserError for "parameters" where the profile lacks them."""
     profile = problem.profile
     if method == "parameters":
         missing = [kind for kind in profile.chain if kind not in profile.parameters]

@@ -34,7 +34,7 @@ Edges = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the chain is cut, and which layer ids of each stage are recomputed: whole, or cheaply."""
+    """Edges that cut the chain, and the layer ids of each stage that are recomputed: whole, or cheaply."""
 
     edges: tuple[int, ...]
     recompute: tuple[tuple[int, ...], ...]
@@ -105,7 +105,7 @@ class LayoutProblem:
 
     @cached_property
     def placement(self) -> Placement:
-        """On which rank each stage is."""
+        """Placement of the stages on ranks."""
         return placement_of(self.schedule_name, self.ranks, self.chunks)
 
     @cached_property

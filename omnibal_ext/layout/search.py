@@ -1,4 +1,4 @@
-"""From a method's name to ranked layouts, and from the best of them to a plan with its predictions."""
+"""Search for layouts: from a method's name to ranked ones, and from the best of them to a plan with its predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -47,7 +47,7 @@ class Costs(NamedTuple):
     parts: Floats
     """[ranks, 2, microbatches, cases] Seconds of E and V if row + 1 ranks share a microbatch."""
     hops: Floats
-    """[ranks, microbatches, cases] Likewise, from an encoding rank to the first stage and back."""
+    """[ranks, microbatches, cases] Seconds between an encoding rank and the first stage, if row + 1 ranks share."""
     step: Floats
     """[layers + 1] Prefix sums of seconds once an iteration."""
     holds: Ints
@@ -87,7 +87,7 @@ class Stages(NamedTuple):
     seconds: Floats
     """[3, stages, microbatches, cases]"""
     transfers: Floats
-    """[stages, microbatches, cases] From each stage to the next."""
+    """[stages, microbatches, cases] Seconds from each stage to the next."""
     taken: Floats
     """[3, stages] Bytes that F, B and W of a microbatch take; negative: free."""
     needs: Floats

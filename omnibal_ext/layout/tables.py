@@ -138,8 +138,8 @@ def _alike(profile: Profile) -> Profile:
 
 
 def _option(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
-    """Return, for recomputing a layer by `level`: seconds / those of the whole layer, bytes saved of the kept and of
-    the late ones, whether it is offered. Cheap outputs are if they free bytes."""
+    """Return, for recomputing a layer at `level`: seconds over those of the entire layer, bytes saved of the kept and
+    of the late ones, whether it is offered (cheap outputs: if that frees bytes)."""
     if cost is None:
         return 0.0, 0.0, 0.0, level == "whole"
     at_once = cost.late_bytes is None

@@ -34,9 +34,9 @@ Search = Callable[[float], tuple[Planned | None, float, int]]
 """Search for positions within so many seconds, returns what `_best_insertions` does."""
 TOWER_LAYOUTS = (*LAYOUTS, "auto")
 JUDGED = 4
-"""How many that fit, the fastest on some iterations, are simulated on all."""
+"""Number of positions that fit, the fastest on some iterations, which are simulated on all."""
 TRIES = 3
-"""How often each choice of what is kept is planned, each time with less memory by the bytes it was short of."""
+"""Number of times that each choice of what is kept is planned, each with less memory by the bytes it was short of."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _kept_choices(problem: LayoutProblem, costs: TowerCosts) -> Iterator[Kept]:
 def _plan_kept(
     problem: LayoutProblem, costs: TowerCosts, kept: Kept, method: str, seconds: float, options: dict[str, Any]
 ) -> tuple[Planned, Search]:
-    """Plan the chain with so much kept; also return the search for its insertion points."""
+    """Plan the chain behind the tower if so much is kept from E to V; also return the search for insertion points."""
     profile = problem.profile
     owners = owners_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
     parts = ((0,),) * problem.microbatches

@@ -65,7 +65,7 @@ class Workload:
     packs: PackSizes
     """Sizes that the devices run, padding included: [iterations, data-parallel ranks, microbatches]."""
     needed: PackSizes
-    """The same packs without padding."""
+    """Sizes of the same packs without padding."""
     vit_budget: int
     llm_budget: int
 
@@ -78,9 +78,9 @@ class PackedCorpus:
     """[packs, 3 or more] Tiles, tokens and sum of squared lengths that the devices run, padding included; further
     sizes."""
     needed: Ints
-    """The same without padding."""
+    """`loads` without padding."""
     samples: Ints
-    """[packs] How many each has."""
+    """[packs] Samples of each."""
     iterations: Ints
     """[iterations, data-parallel ranks, microbatches] Pack numbers of the first epoch."""
     vit_budget: int

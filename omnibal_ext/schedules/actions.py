@@ -22,7 +22,7 @@ from omnibal_ext.schedules.placement import Placement
 
 KINDS = "FBWEV"
 FORWARD, BACKWARD, WEIGHT, ENCODE, ENCODE_BACKWARD = range(len(KINDS))
-"""As numbers."""
+"""Numbers of these kinds: indices of `KINDS`."""
 OF_TOWER = ("E", "V")
 """Kinds of actions of a replicated tower."""
 

@@ -36,12 +36,12 @@ class Seconds(NamedTuple):
     """Seconds of actions, transfers and launches."""
 
     work: Floats
-    """[kinds, stages, cases, microbatches]"""
+    """[kinds, stages, cases, microbatches] Actions."""
     transfers: Floats
-    """[stages, cases, microbatches] From each stage to the next and back; the last row, which has no next stage, is
-    from encoding ranks to the first stage and back."""
+    """[stages, cases, microbatches] Transfers from each stage to the next, or back; in the last row, which no stage
+    needs, from encoding ranks to the first stage, or back."""
     host: Floats
-    """[kinds, stages] In which the host launches an action's kernels."""
+    """[kinds, stages] Launches of an action's kernels by the host."""
 
 
 @njit(cache=True)

@@ -1,11 +1,11 @@
-"""Where stages sit: on which pipeline rank each stage is, in the order the data flows. A rank's stages are its chunks.
+"""Placement of stages: on which pipeline rank each is, in the order the data flows. A rank's stages are its chunks.
 
     chain                 stage 0 -> stage 1 -> stage 2 -> stage 3      two ranks, two chunks
     interleaved, on rank        0          1          0          1
     V-shaped, on rank           1          0          0          1      stage 1 hands over to stage 2 within rank 0
 
-The last stage is on the last rank, always: from there Megatron reports the loss. So a V has its two ends on
-the last rank, with an even number of chunks; with an odd one the chain begins on rank 0.
+The last stage is on the last rank, always: from there Megatron reports the loss. So a V has its two ends on the last
+rank, with an even number of chunks; with an odd one the chain begins on rank 0.
 """
 
 from collections.abc import Sequence

@@ -159,10 +159,8 @@ def _refuse_deadlock(listed: Sequence[tuple[int, Action]], order: Ints, waits: I
 def check_schedule(
     schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
 ) -> Program:
-    """Run `compile_schedule`, and check that E and V are those of `beside`, each in the order of microbatches.
-
-    Raises UserError naming rank and action.
-    """
+    """Run `compile_schedule`, and check that E and V are those of `beside`, each in the order of microbatches. Raises
+    UserError naming rank and action."""
     placement = placement or Placement.interleaved(len(schedule))
     _check_work(schedule, microbatches, placement, beside)
     for rank, actions in enumerate(schedule):

@@ -121,10 +121,8 @@ def offered(name: str) -> str:
 
 
 def build_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Build the named schedule's list for every rank; "1f1b" with several chunks is interleaved 1F1B.
-
-    Raises UserError for an unknown name and for counts under one.
-    """
+    """Build the named schedule's list for every rank; "1f1b" with several chunks is interleaved 1F1B. Raises UserError
+    for an unknown name and for counts under one."""
     if name not in _BUILDERS:
         raise UserError(f"schedule {name!r} is not known; choose one of {', '.join(SCHEDULE_NAMES)}")
     for what, value in (("pipeline ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):

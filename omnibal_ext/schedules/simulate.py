@@ -25,11 +25,11 @@ class StageCosts:
 
     forward: Floats
     backward: Floats
-    """With recomputation and weight gradients."""
+    """Seconds, with recomputation and weight gradients."""
     weight: Floats
     """Share of `backward` that W runs where the schedule splits it."""
     transfer: Floats
-    """To carry the stage's output to the next stage, or its gradient back; the last stage's is not used."""
+    """Seconds to carry the stage's output to the next stage, or its gradient back; the last stage's is not used."""
     kept: Floats
     """Bytes held from a microbatch's forward to the end of its B."""
     late: Floats
@@ -48,7 +48,7 @@ class Encoding(NamedTuple):
     """Seconds and bytes of a replicated tower."""
 
     seconds: Floats
-    """[2, ranks, microbatches] Of E, of V."""
+    """[2, ranks, microbatches] Seconds of E, and of V."""
     hops: Floats
     """[microbatches] Seconds from an encoding rank to the first stage's rank, or back."""
     kept: Floats
@@ -119,8 +119,8 @@ def _seconds(program: Program, costs: StageCosts, encoding: Encoding | None) -> 
 
 
 def with_encoding(seconds: Seconds, parts: Floats, hops: Floats) -> Seconds:
-    """Add E and V to seconds of F, B and W, hosts' left out; `parts`: theirs on every rank [2, cases, ranks,
-    microbatches], `hops`: from there to the first stage [cases, microbatches]."""
+    """Return the seconds of F, B and W together with those of E and V, hosts' left out. `parts`: of E and V on every
+    rank [2, cases, ranks, microbatches]; `hops`: from there to the first stage [cases, microbatches]."""
     work = np.zeros((len(KINDS), *seconds.work.shape[1:]))
     work[:ENCODE], work[ENCODE:, : parts.shape[2]] = seconds.work, parts.swapaxes(1, 2)
     transfers = seconds.transfers.copy()

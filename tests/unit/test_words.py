@@ -1,7 +1,12 @@
-"""Words that strangers misread stay out of the code and the documents; what to write instead stands beside each."""
+"""Words that strangers misread stay out of code and documents; docstrings say what is done, or what a value is."""
 
+import ast
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 REFUSED = {
@@ -12,6 +17,33 @@ REFUSED = {
 }  # fmt: skip
 FORMATS = re.compile(r"levelled-[{\d]|\.aside\b|\[['\"]road['\"]\]|\"road\":")
 """Names of files, and keys of plan.json, that older versions wrote too."""
+ROOMS = (
+    *("omnibal_ext/costs", "omnibal_ext/families", "omnibal_ext/layout", "omnibal_ext/schedules"),
+    *("megatron/vlm/data", "megatron/vlm/families", "megatron/vlm/hf", "megatron/vlm/monitoring"),
+    *("megatron/vlm/pipeline", "megatron/vlm/profiling"),
+)
+"""Packages whose docstrings have the form."""
+VERBS = re.findall(
+    r"\w+",
+    """
+    Add Assemble Average Begin Broadcast Build Call Check Choose Clip Close Compare Compute Concatenate
+    Convert Copy Count Create Cut Decode Discard Divide Do Draw Drop Encode End Exchange Export Find Fit
+    Free Gather Give Have Insert Interpolate Join Judge Keep Let List Make Map Mark Measure Merge Move
+    Multiply Name Normalise Note Open Order Pack Pad Pair Parse Pass Place Plan Play Prepare Put Raise Read
+    Recompute Record Reduce Refuse Render Reorder Repeat Replace Reshape Resize Resolve Return Run Sample
+    Say Scale Segment Send Set Sort Split Spread Stack Start Subtract Sum Switch Take Try Turn Validate Wait
+    Walk Warn Watch Wrap Write Yield
+    """,
+)
+"""First words of functions: what is done, in the imperative."""
+LEANING = re.findall(
+    r"\w+",
+    """
+    Added Also And As At Between By For From If In It Its Like Likewise Not Of On Or So Such That Their
+    These Those To Where With Without
+    """,
+)
+"""First words that lean on something said elsewhere: no value begins with one."""
 
 
 def files() -> list[Path]:
@@ -27,3 +59,34 @@ def test_private_words_stay_out() -> None:
             for match in private.finditer(FORMATS.sub("", line)):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {match[1]!r}")
     assert not found, f"write instead, by the word: {REFUSED}"
+
+
+def docstrings(module: ast.Module) -> Iterator[tuple[int, bool, str]]:
+    """Line, whether it is a function's (not a property's), and text of every docstring, those behind fields too."""
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        if text := ast.get_docstring(node):
+            marks = getattr(node, "decorator_list", ())
+            acts = isinstance(node, ast.FunctionDef) and not any("property" in ast.unparse(one) for one in marks)
+            yield node.body[0].lineno, acts, text
+        for field, said in pairwise(node.body):
+            if isinstance(field, ast.Assign | ast.AnnAssign) and isinstance(said, ast.Expr):
+                yield said.lineno, False, str(getattr(said.value, "value", "Call"))
+
+
+def first_word(text: str) -> str:
+    """Without the shape that may stand in front."""
+    return re.split(r"[^A-Za-z]", re.sub(r"^\[[^]]*\] ", "", text.strip()), maxsplit=1)[0]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_function_says_what_it_does_and_a_value_what_it_is(room: str) -> None:
+    """Functions, private ones too, begin with a verb; what is a value leans on nothing that is said elsewhere."""
+    found = []
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for line, acts, text in docstrings(ast.parse(path.read_text())):
+            word = first_word(text)
+            if (word not in VERBS) if acts else (word in LEANING):
+                found.append(f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}")
+    assert not found, "begin with a verb in the imperative (VERBS); values with a noun, or a word that stands alone"

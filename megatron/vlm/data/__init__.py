@@ -1,1 +1,1 @@
-"""From a dataset folder to the microbatches that a stage needs."""
+"""Training data, from a dataset folder to the microbatches that a stage needs."""

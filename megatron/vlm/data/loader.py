@@ -1,4 +1,4 @@
-"""From a packed index to the microbatches of one pipeline stage, and where a resumed run continues."""
+"""Microbatches of one pipeline stage, loaded by a packed index, and where a resumed run continues."""
 
 import multiprocessing
 import os
@@ -184,7 +184,7 @@ def microbatches(
 
 
 def _begin_worker(_: int) -> None:
-    """Make a worker end with its rank, and open its files without a line for each."""
+    """Make a data worker end with its rank, and keep the log lines of opened files quiet."""
     exit_with_parent()
     log_noise.quieten_start_up()
 
@@ -208,10 +208,8 @@ def _start_forkserver() -> None:
 
 
 def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:
-    """Return the iteration at which a resumed run continues, at any data-parallel size.
-
-    Raises UserError if the global batch size changed and the position is inside of an iteration.
-    """
+    """Return the iteration at which a resumed run continues, at any data-parallel size. Raises UserError if the global
+    batch size changed and the position is inside of an iteration."""
     if consumed_packs % packs_an_iteration:
         raise UserError(
             f"resuming after {consumed_packs} packs, which is no whole number of iterations of {packs_an_iteration} "

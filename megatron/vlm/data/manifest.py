@@ -113,9 +113,7 @@ def is_read_alike(manifest: dict[str, Any]) -> bool:
 
 def read_media(columns: Mapping[str, bytes]) -> dict[Modality, Sequence[Item]]:
     """Read a sample's images, sounds, ... in the order of their tokens, from JSON in the column "media" or in `OLDER`.
-
-    Raises UserError if it is damaged.
-    """
+    Raises UserError if it is damaged."""
     found = {name: decode(content) for name, content in columns.items()}
     media = mapping(anything)("media", found["media"]) if "media" in found else found
     if unknown := media.keys() - {one.inputs for one in SCHEMAS}:

@@ -21,7 +21,7 @@ from omnibal_ext.modalities.vision.tiling import TiledImage
 
 
 class Sample:
-    """One sample of a dataset. Each part is read where it is first asked for: its list of images is decoded once."""
+    """One sample of a dataset. Each part is read when it is first asked for: its list of images is decoded once."""
 
     def __init__(self, data: DatasetFolder, number: int) -> None:
         self.data, self.number = data, number
@@ -72,10 +72,8 @@ class Sample:
         return found
 
     def items(self, modality: Modality) -> Sequence[Any]:
-        """Return the images, or the sounds, in the order of their tokens.
-
-        Raises UserError if the list is damaged or has other units than sizes.npz says.
-        """
+        """Return the images, or the sounds, in the order of their tokens. Raises UserError if the list is damaged or
+        has other units than sizes.npz says."""
         return self._media[modality] if self.amounts.get(modality) else ()
 
     @property
@@ -85,7 +83,7 @@ class Sample:
 
     @cached_property
     def orders(self) -> list[FeatureOrder]:
-        """Which of its tiles' features each token of an image is, for each image; -1 is a newline."""
+        """Orders of tokens, one for each image: which of its tiles' features each token is; -1 is a newline."""
         rule, each = self.data.rule, self.data.manifest["tokens_per_tile"]
         return [rule.order(image, each) for image in self.images]
 

@@ -81,10 +81,8 @@ class ChatTemplate:
     def text(
         self, messages: Sequence[Message], tools: Sequence[str] = (), parts: Collection[str] | None = None
     ) -> str | None:
-        """Write a conversation; None if the template refuses it or leaves out what somebody says.
-
-        Raises UserError if it takes longer than a file of others may.
-        """
+        """Write a conversation; None if the template refuses it or leaves out what somebody says. Raises UserError if
+        it takes longer than a file of others may."""
         try:
             run = partial(self._program.run, messages, tools, self._parts if parts is None else parts)
             text = bounded(run).replace(TAG, "")
@@ -160,7 +158,7 @@ class ChatTemplate:
         return self._shown("One", "Two") is not None
 
     def _takes(self, message: Message) -> bool:
-        """Return whether the parts of a message, if it has some, may be given apart."""
+        """Return whether the parts of a message, if it has some, may be given to the template as a list."""
         if message.role != USER or not message.parts:
             return True
         return self._takes_parts and self._media.keys() >= {part for part in message.parts if part in KINDS}
@@ -209,9 +207,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[str] = (), default_system: bool = True
     ) -> tuple[str, list[Range]]:
         """Return the text of a conversation, and for each of the assistant's messages the range that may be trained.
-
-        Raises `Rejected` (unsupported_field, reserved_words, costly_template).
-        """
+        Raises `Rejected` (unsupported_field, reserved_words, costly_template)."""
         try:
             return bounded(partial(self._written, messages, tools, default_system))
         except CostError as error:

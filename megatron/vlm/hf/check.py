@@ -62,13 +62,13 @@ class LogitDifference:
     """Largest differences of logits, over max(1, largest logit)."""
 
     difference: float
-    """Between our model on one pack and transformers' on each sample."""
+    """Difference between our model on one pack and transformers' on each sample."""
     rounding: float | None = None
-    """Between our model with adapters and with merged, rounded weights; None: no adapters were merged."""
+    """Difference between our model with adapters and with merged, rounded weights; None: no adapters were merged."""
 
 
 def compared(ours: Path, theirs: Path, peft: Path | None = None, data: Path | None = None) -> LogitDifference:
-    """Compare on random samples, or on two of the dataset `data`.
+    """Compare logits of both models on random samples, or on two of the dataset `data`.
 
     `peft`: transformers' model loads this folder's adapters; without it our adapters are compared merged.
     """
@@ -223,7 +223,7 @@ def _answer(sample: CheckSample) -> dict[str, Tensor]:
 
 
 def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: VisionArchitecture) -> dict[str, Tensor]:
-    """Return the model's image inputs for a sample."""
+    """Return the arguments of transformers' model for a sample's images."""
     if not len(sample.pixels):
         return {}
     pixels, is_image = sample.pixels, (sample.ids == config.image_token_id).long()[None]

@@ -43,7 +43,7 @@ class CheckSample:
     pixels: Tensor
     """Float [tiles, 3, S, S]; at native resolution tiles are patches."""
     images: tuple[tuple[int, FeatureOrder], ...]
-    """For each image, its number of features, and which feature each of its tokens is."""
+    """Number of features of each image, and which feature each of its tokens is."""
     sizes: tuple[tuple[int, int], ...]
     """Width and height of each image in pixels."""
     grids: tuple[Grid, ...]

@@ -68,10 +68,8 @@ class KeyMap:
 
     @classmethod
     def of(cls, folder: Path, stored: Mapping[str, Stored], absent: Mapping[str, str] | None = None) -> "KeyMap":
-        """Map the weights `stored` by the config.json of `folder`; `absent`: as in `WeightFolder`.
-
-        Raises UserError naming a missing weight, or one that the model does not have.
-        """
+        """Map the weights `stored` by the config.json of `folder`; `absent`: as in `WeightFolder`. Raises UserError
+        naming a missing weight, or one that the model does not have."""
         architecture = read_architecture(folder)
         family = family_of(architecture)
         own = {table_name(name, family): name for name in stored}
@@ -240,10 +238,8 @@ def to_hugging_face(folder: Path, output: Path, like: Path | None = None, step: 
 
 
 def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
-    """Write the adapters of a folder's latest checkpoint as a peft folder for the model they were trained on.
-
-    Raises UserError if there are no adapters, and as `to_hugging_face` does.
-    """
+    """Write the adapters of a folder's latest checkpoint as a peft folder for the model they were trained on. Raises
+    UserError if there are no adapters, and as `to_hugging_face` does."""
     ours, side, keys = _opened(folder, like)
     adapters = Adapters.from_record(ours.run.get("adapters"))
     if not adapters.rank:

@@ -49,7 +49,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Form:
-    """Functions: `join` Hugging Face's tensors to one of ours; `split`, its inverse, leaves leading dimensions flat."""
+    """Functions: `join` Hugging Face's tensors to one of ours; `split`, its inverse (callers restore leading sizes)."""
 
     join: Callable[[Sequence[Tensor], Link], Tensor]
     split: Callable[[Tensor, Link], tuple[Tensor, ...]]

@@ -162,7 +162,7 @@ class PeftExtras:
 
     @classmethod
     def of(cls, *sides: Path) -> "PeftExtras":
-        """Read from the first of these folders that has them; empty if none does."""
+        """Read the extras from the first of these folders that has a file of them; empty if none has."""
         for side in sides:
             if (side / cls.FIELDS).is_file():
                 wanted = record({"lora_dropout": finite(0, 1), "use_rslora": flag})

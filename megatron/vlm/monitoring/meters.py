@@ -75,7 +75,7 @@ class TrainingMeter:
         self.start(None, 0, 1.0)
 
     def start(self, iterations: int | None, consumed_samples: int, samples_per_epoch: float) -> None:
-        """Start as training begins, or resumes after `consumed_samples`; `iterations` is its total."""
+        """Set the position and start the clock: training begins, or resumes. `iterations`: of the entire run."""
         self.iterations = iterations
         self.consumed_samples, self.samples_per_epoch = consumed_samples, samples_per_epoch
         self.started = time.perf_counter()

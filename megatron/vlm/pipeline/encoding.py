@@ -97,7 +97,7 @@ class Encoding:
             self._coming = self._fresh(self.images.iteration + 1)
 
     def end(self) -> None:
-        """End the iteration; collective."""
+        """End the iteration: take the packs that are left, and reduce the tower's gradients; collective."""
         self._drain()
         if self.is_ahead:
             self._next = self._coming
@@ -206,7 +206,7 @@ class Encoding:
             made.taken += 1
 
     def _drain(self) -> None:
-        """Take the packs that are left: the next iteration's come behind them."""
+        """Take the packs that are left, as the next iteration's come behind them."""
         if self.microbatches:
             self._expect(self._coming, self.microbatches - 1)
 

@@ -42,7 +42,7 @@ class Place:
 
     @property
     def passed(self) -> bool:
-        """Whether the device has finished it too; does not wait."""
+        """Whether the device has finished this step too; does not wait."""
         return self.end is not None and self.end.reached()
 
 

@@ -40,10 +40,8 @@ class RankPacks:
     def add(
         self, dataset: PackDataset, order: Callable[[], Iterator[int]], packs: int
     ) -> Generator[Microbatch, None, None]:
-        """Return the microbatches of one more chunk, in iterations of so many `packs`.
-
-        Raises UserError for wide packs with a replicated tower.
-        """
+        """Return the microbatches of one more chunk, in iterations of so many `packs`. Raises UserError for wide packs
+        with a replicated tower."""
         if not self.chunks:
             self.order, self.count = order(), packs
             self.following = [*islice(self.order, packs)]

@@ -42,7 +42,7 @@ class Late:
 
 
 def accumulate(late: Sequence[Late]) -> None:
-    """Compute all of them in order; the gather for each overlaps computing the one before."""
+    """Compute weight gradients in order; the gather for each overlaps computing the one before."""
     for this, following in zip_longest((None, *late), late):
         if following is not None:
             following.start()
@@ -168,7 +168,7 @@ class WeightGradients:
         return self._watched(out, input, lambda *held: Linear(held, weight, bias, group, fused))
 
     def _multiply_groups(self, rows: Tensor, weight: torch.nn.Parameter, ends: Tensor) -> Tensor:
-        """Multiply in place of `groups.multiply`, in the same way."""
+        """Multiply in place of `groups.multiply`: with the same result, and the weight's gradient apart."""
         if not (torch.is_grad_enabled() and weight.requires_grad and rows.requires_grad):
             return groups.multiply(rows, weight, ends)
         out = groups.multiply(rows, weight.detach(), ends)
@@ -180,7 +180,7 @@ class WeightGradients:
 
 
 class _Watch(torch.autograd.Function):
-    """The identity, whose backward keeps the gradient that comes by."""
+    """An identity whose backward hands the gradient to `keep`."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, entering: Tensor, keep: Callable[[Tensor, Tensor], None]) -> Tensor:

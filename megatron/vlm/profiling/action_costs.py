@@ -83,7 +83,7 @@ class TransferCosts:
     transfer_latency_seconds: float = 0.0
     transfer_seconds_per_byte: float = 0.0
     reduction_seconds_per_byte: float = 0.0
-    """For an all-reduce between two ranks; a ring of d ranks takes 2 (d - 1) / d times as long."""
+    """Seconds of an all-reduce between two ranks; a ring of d ranks takes 2 (d - 1) / d times as long."""
 
 
 def measure_transfers(stopwatch: Stopwatch) -> TransferCosts:

@@ -51,10 +51,10 @@ class KindMeasurement:
         self.trained = sum(weight.numel() for weight in weights if weight.requires_grad) / self.count
         experts = [weight.numel() for weight in weights if weight.requires_grad and _is_expert_parallel(weight)]
         self.trained_experts = sum(experts) / self.count
-        """Those `trained` parameters that are expert-parallel."""
+        """Number of `trained` parameters that are expert-parallel."""
         self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
         self.cheap = wrapped_stage(chain, self.link, self.link + self.count, True) if self.modes else None
-        """The same layers, built to recompute norms and activation functions."""
+        """Layers as in `module`, built to recompute norms and activation functions."""
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
         self.timer = Timer()

@@ -68,7 +68,7 @@ def _cut(path: Path, rows_per_part: int) -> InputFile:
 
 
 def rows(part: PartSource) -> Iterator[Row]:
-    """Yield the rows of a part. A process that works apart takes a limited memory for them."""
+    """Yield the rows of a part; a process that reads apart takes limited memory for them."""
     found = _open(part.file).records(part.offset, part.size)
     number = part.first_line
     while number < part.first_line + part.lines:

@@ -152,7 +152,8 @@ def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
 
 
 def _names_its_own(record: dict[str, Any]) -> bool:
-    """Return whether a record names images, videos or sounds; img2dataset's `url` is where the image of its key was."""
+    """Return whether a record names images, videos or sounds; img2dataset's `url`, from which one was fetched, does
+    not."""
     turns = [record.get("conversations"), record.get("messages")]
     return any(record.get(name) for name in FIELDS) or NAMED.search(json.dumps(turns)) is not None
 

@@ -72,7 +72,7 @@ class InputReader(ABC):
 
     @abstractmethod
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """Return what a sample of `ChatDataset` has of these inputs, by the names of its fields."""
+        """Return the fields of a `ChatDataset` sample that hold these inputs, by name."""
 
     @abstractmethod
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:
@@ -119,7 +119,7 @@ class RowReader(InputReader):
         return torch.cat([torch.zeros(0, self.width), *found])
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:
-        """Return the number of rows of each input."""
+        """Return media that know the number of rows of each input."""
         return Media(self.units(samples))
 
     def read(self, media: Media, parts: Sequence[Part], decodes: bool = True) -> tuple[Media, Broken]:
@@ -137,7 +137,7 @@ class RowReader(InputReader):
         return found if any(found) else ()
 
     def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Part]]:
-        """Return the inputs of the samples that a rank encodes."""
+        """Return media of all units, of which this rank encodes some, and these inputs, to be decoded."""
         return Media(units, tuple(encodes)), self.parts([*compress(samples, encodes)])
 
 

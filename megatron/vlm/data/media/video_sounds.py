@@ -28,7 +28,7 @@ def token_turns(clock: VideoClock, steps: int, tokens: int, seconds: float, hear
 
 
 def _chunks(times: np.ndarray, chunk: int) -> np.ndarray:
-    """Return the chunk of each token; from token to token it rises by one at most, even over a longer time."""
+    """Return each token's chunk of time; from token to token it rises by one at most, even if more time has passed."""
     numbers, number = [], 0
     for time in times.tolist():
         number += time >= (number + 1) * chunk
