@@ -24,7 +24,7 @@ from omnibal_ext.modalities.modality import ENCODED, VISION, Size
 SUM_BYTES = 4
 """Bytes of a gradient sum per parameter: fp32."""
 Load = Mapping[Size, Floats]
-"""The sizes of packs, or of parts of them, that the tower's encoders take: arrays of one shape."""
+"""Sizes of packs, or of parts of them, that the tower's encoders take: arrays of one shape."""
 LAST = {one.size: one.kinds[-1] for one in ENCODED}
 """Size -> the kind of link whose output is the encoder's."""
 

@@ -19,7 +19,7 @@ class Packs:
     """Whether it takes samples' boundaries, which its ViT does not apply to patches; others find samples by
     positions."""
     linear_attention: bool = False
-    """Whether its linear attention takes them, which kernels alone do, and each token's sample (`seq_idx`)."""
+    """Whether its linear attention takes boundaries, which kernels alone do, and each token's sample (`seq_idx`)."""
     videos_as_images: bool = False
     """Whether a video is given as its steps: its token is an image's, and a batch may have one kind of the two."""
     chunks: bool = False
@@ -30,7 +30,7 @@ class Packs:
 
 @dataclass(frozen=True)
 class Model:
-    """A `model_type` of whole models."""
+    """Entry of a `model_type` of whole models: how it is read, loaded by transformers, and packed."""
 
     part: Part
     """Fields, and all weights but the language model's."""

@@ -26,7 +26,7 @@ A_CHANGE, AN_ACTION, A_CASE = 4e-6, 1.2e-8, 4e-9
 SHARE_OF_MEAN = 0.7
 """Share of the changes that are judged on the mean of all cases; the others on some iterations."""
 SOME_CASES = 16
-"""Cases of these iterations, about; at least one whole iteration."""
+"""Number of cases, about, of the iterations that the others are judged on; at least one whole iteration."""
 
 
 def searched_insertions(

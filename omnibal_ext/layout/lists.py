@@ -36,13 +36,13 @@ from omnibal_ext.schedules.actions import WEIGHT, Action, Schedule
 from omnibal_ext.schedules.weaving import NONE
 
 RUNS = 3
-"""Runs on the mean of all cases, each with other random numbers."""
+"""Number of runs on the mean of all cases, each with other random numbers."""
 SHARE_OF_MEAN = 0.7
 """Share of the work that these runs get."""
 WARM, COLD = 0.2, 0.001
-"""First and last temperature of these, as shares of the mean seconds of an action."""
+"""First and last temperature of these runs, as shares of the mean seconds of an action."""
 WARM_AGAIN = 0.01
-"""First temperature on all cases, likewise."""
+"""First temperature on all cases, as such a share."""
 A_CHANGE, AN_ACTION, A_CASE = 3e-6, 1e-8, 2e-9
 """Seconds on an idle core, about: for a change, for each action, and for each action in each case."""
 MOST_ACTIONS = 8000

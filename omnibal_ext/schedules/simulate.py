@@ -27,7 +27,7 @@ class StageCosts:
     backward: Floats
     """Seconds, with recomputation and weight gradients."""
     weight: Floats
-    """Share of `backward` that W runs where the schedule splits it."""
+    """Seconds of `backward` that are W's where the schedule splits it."""
     transfer: Floats
     """Seconds to carry the stage's output to the next stage, or its gradient back; the last stage's is not used."""
     kept: Floats

@@ -66,7 +66,7 @@ class AdaptedLayer:
 
     @property
     def rank_factor(self) -> int:
-        """Rank of Hugging Face's adapters over ours."""
+        """Ratio of the rank of Hugging Face's adapters to that of ours."""
         return self.matrix.parts // len(self.theirs)
 
     def shapes(self, rank: int) -> dict[str, tuple[int, int]]:

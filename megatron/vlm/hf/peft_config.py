@@ -67,7 +67,8 @@ class PeftConfig:
 
     @classmethod
     def read(cls, folder: Path) -> "PeftConfig":
-        """Read it. Raises UserError naming a field that peft does not have, or a value that is not supported."""
+        """Read a folder's configuration. Raises UserError naming a field that peft does not have, or an unsupported
+        value."""
         path = folder / ADAPTER
         fields = read_json(path, record(NEEDED, OPTIONAL), REMEDY)
         known = {*NEEDED, *OPTIONAL, *ALLOWED_VALUES, *IGNORED_FIELDS}

@@ -18,7 +18,7 @@ ROPE_FIELDS = (
 )  # fmt: skip
 ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
 INTERLEAVED = ("mrope_interleaved", "interleaved")
-"""Names of one field."""
+"""Names that config.json may give the same field."""
 ROUNDING = 1e-6
 """Tolerance for an amplitude that is written in a file."""
 LINEAR = record({"factor": FACTOR})
