@@ -87,9 +87,9 @@ def plan_beside(
 ) -> tuple[LayoutProblem, list[Candidate]]:
     """Find the fastest plan with a replicated tower, for a `problem` whose profile is of the whole chain.
 
-    The returned problem is of the chain behind the tower (`tower_ends`), with lists and the tower; it has one
-    candidate. Raises UserError where nothing fits, as `find_plan` does, and for profiles that lack what whole layers
-    cost.
+    The returned problem is of the chain behind the tower (`tower_ends`), with the tower's costs and lists of actions;
+    it has one candidate. Raises UserError where nothing fits, as `find_plan` does, and for profiles without costs of
+    whole layers.
     """
     if layout not in (ends := tower_ends(problem.profile.chain)):
         which = " or ".join(ends)

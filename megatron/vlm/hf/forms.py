@@ -49,7 +49,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Form:
-    """Functions: `join` Hugging Face's tensors to one of ours; `split`, its inverse (callers restore leading sizes)."""
+    """A pair of conversions: `join` Hugging Face's tensors to ours, `split` ours (callers restore leading sizes)."""
 
     join: Callable[[Sequence[Tensor], Link], Tensor]
     split: Callable[[Tensor, Link], tuple[Tensor, ...]]

@@ -1,4 +1,4 @@
-"""Inputs beyond images in --check: random ones, and as transformers' models take them; a registry by size."""
+"""Random inputs of --check beyond images, in the form of transformers' models too; a registry by size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -133,7 +133,7 @@ def _sizes(pack: Pack) -> Batch:
 
 
 def _counts(pack: Pack) -> Batch:
-    """Return how many images each sample has that has some; among several of a sample, an image is one tile."""
+    """Return the number of images of each sample that has images; of several in a sample, each is one tile."""
     counts = [len(sample["images"]) for sample in pack.samples if sample["images"]]
     return {"batch_num_images": torch.tensor(counts)} if counts else {}
 

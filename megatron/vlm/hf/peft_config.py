@@ -67,8 +67,8 @@ class PeftConfig:
 
     @classmethod
     def read(cls, folder: Path) -> "PeftConfig":
-        """Read a folder's configuration. Raises UserError naming a field that peft does not have, or an unsupported
-        value."""
+        """Read a folder's configuration. Raises UserError naming a field that is unknown, or a value that is
+        unsupported."""
         path = folder / ADAPTER
         fields = read_json(path, record(NEEDED, OPTIONAL), REMEDY)
         known = {*NEEDED, *OPTIONAL, *ALLOWED_VALUES, *IGNORED_FIELDS}

@@ -12,7 +12,7 @@ ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pyto
 def native_sizes(
     tower: Section, layers: str = "depth", width: str = "hidden_size", heads: str = "num_heads"
 ) -> dict[str, Any]:
-    """Read fields of `VisionArchitecture` that all of them have; arguments are config.json's names.
+    """Read the sizes that every ViT at native resolution has; arguments are config.json's names.
 
     Raises UserError unless a head's width is a multiple of 4: rows and columns rotate pairs of dimensions each.
     """

@@ -25,7 +25,7 @@ class SoundReader(RowReader):
 
     @property
     def rule(self) -> SoundRule:
-        """Rule that says what is heard of sounds."""
+        """Rule of the dataset for its sounds: sample rate, mel frames, seconds that are heard."""
         rule = self.data.further_rules[AUDIO]
         assert isinstance(rule, SoundRule)
         return rule
