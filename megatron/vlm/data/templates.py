@@ -82,7 +82,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[str] = (), parts: Collection[str] | None = None
     ) -> str | None:
         """Write a conversation; None if the template refuses it or leaves out what somebody says. Raises UserError if
-        it takes longer than a file of others may."""
+        it needs more time or memory than `bounded` allows."""
         try:
             run = partial(self._program.run, messages, tools, self._parts if parts is None else parts)
             text = bounded(run).replace(TAG, "")

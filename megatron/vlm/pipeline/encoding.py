@@ -206,7 +206,7 @@ class Encoding:
             made.taken += 1
 
     def _drain(self) -> None:
-        """Take the packs that are left, as the next iteration's come behind them."""
+        """Take the packs of this iteration that are left: the next iteration's come behind them."""
         if self.microbatches:
             self._expect(self._coming, self.microbatches - 1)
 

@@ -210,7 +210,7 @@ def _is_added_up(source: Any) -> bool:
 
 
 def _no_more_added(weights: list[Any]) -> None:
-    """Let the next gradients of these weights be added again."""
+    """Set the mark that these weights' gradients were added back to false, before the next backward."""
     for weight in weights:
         weight.grad_added_to_main_grad = False
 

@@ -17,7 +17,7 @@ LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": 
 
 
 def read_internvl(name: str, config: Section) -> Architecture:
-    """Read transformers' form. Raises UserError naming an unsupported field."""
+    """Read a config.json in transformers' form. Raises UserError naming an unsupported field."""
     config.must(projector_hidden_act="gelu", vision_feature_select_strategy="default")
     tower, language = config.inner("vision_config", "internvl_vision"), config.inner("text_config", "qwen2")
     tower.must(use_absolute_position_embeddings=True, use_mask_token=False)

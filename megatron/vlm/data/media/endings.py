@@ -35,7 +35,7 @@ def _chunks(said: int, end: int) -> str:
 
 
 def _ogg(file: BinaryIO, end: int) -> str:
-    """Check that the last page ends with the file, and is marked as the last."""
+    """Say how an Ogg file is cut; "" if its last page ends with the file, and is marked as the last."""
     tail = _read(file, max(0, end - OGG_PAGE), OGG_PAGE)
     page = tail[max(0, tail.rfind(b"OggS")) :]
     lengths = page[27 : 27 + page[26]] if len(page) > 27 else b""
@@ -44,7 +44,7 @@ def _ogg(file: BinaryIO, end: int) -> str:
 
 
 def _matroska(file: BinaryIO, end: int) -> str:
-    """Check that the segment, which follows the header, ends with the file; a length of all ones is not known."""
+    """Say how a file is cut; "" if its segment, behind the header, ends with it, or states no length (all ones)."""
     at = 0
     for element in (b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"):
         head = _read(file, at, 12)
