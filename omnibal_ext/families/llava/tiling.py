@@ -1,8 +1,8 @@
-"""Tiling of LLaVA's images: one square (1.5), or tiles that are joined (1.6, OneVision), and the order of their
-features.
+"""Tiling of LLaVA's images: one square (1.5), or tiles that are joined (1.6, OneVision), and their features' order.
 
-thumbnail, row by row        tiles joined, the padding cut off, a newline after every row 0 1                          4
-5  |  8  9  n 2 3                          6  7  | 10 11  n         (two tiles of 2 x 2 features, nothing to cut)
+thumbnail, row by row        tiles joined, the padding cut off, a newline after every row
+0 1                          4  5  |  8  9  n
+2 3                          6  7  | 10 11  n         (two tiles of 2 x 2 features, nothing to cut)
 
 LLaVA-OneVision downsamples joined tiles of more than nine tiles' features (bilinear interpolation): a token is then a
 weighted mean of four features. An image among several is one tile and a newline.
