@@ -20,19 +20,19 @@ FORMATS = re.compile(r"levelled-[{\d]|\.aside\b|\[['\"]road['\"]\]|\"road\":")
 ROOMS = (
     *("omnibal_ext/costs", "omnibal_ext/families", "omnibal_ext/layout", "omnibal_ext/schedules"),
     *("megatron/vlm/data", "megatron/vlm/families", "megatron/vlm/hf", "megatron/vlm/monitoring"),
-    *("megatron/vlm/pipeline", "megatron/vlm/profiling"),
+    *("megatron/vlm/models", "megatron/vlm/pipeline", "megatron/vlm/profiling"),
 )
 """Packages whose docstrings have the form."""
 VERBS = re.findall(
     r"\w+",
     """
-    Add Assemble Average Begin Broadcast Build Call Check Choose Clip Close Compare Compute Concatenate
-    Convert Copy Count Create Cut Decode Discard Divide Do Draw Drop Encode End Exchange Export Find Fit
-    Free Gather Give Have Insert Interpolate Join Judge Keep Let List Make Map Mark Measure Merge Move
-    Multiply Name Normalise Note Open Order Pack Pad Pair Parse Pass Place Plan Play Prepare Put Raise Read
-    Recompute Record Reduce Refuse Render Reorder Repeat Replace Reshape Resize Resolve Return Run Sample
-    Say Scale Segment Send Set Sort Split Spread Stack Start Subtract Sum Switch Take Try Turn Validate Wait
-    Walk Warn Watch Wrap Write Yield
+    Add Apply Assemble Attach Average Begin Broadcast Build Call Cap Check Choose Clamp Clip Close Compare
+    Compute Concatenate Convert Copy Count Create Cut Decode Discard Divide Do Draw Drop Encode End Exchange
+    Export Find Fit Free Gather Give Have Insert Interpolate Join Judge Keep Let List Make Map Mark Measure
+    Merge Move Multiply Name Normalise Note Open Order Overwrite Pack Pad Pair Parse Pass Place Plan Play
+    Prepare Print Project Put Raise Read Recompute Record Reduce Refuse Render Reorder Repeat Replace
+    Reshape Resize Resolve Restore Return Rotate Run Sample Say Scale Seed Segment Send Set Sort Split
+    Spread Stack Start Subtract Sum Switch Take Try Turn Validate Wait Walk Warn Watch Wrap Write Yield
     """,
 )
 """First words of functions: what is done, in the imperative."""

@@ -1,1 +1,1 @@
-"""The parts of the model, each a link of the layer chain."""
+"""Modules of the model: each link of the layer chain (embedding, layer, projector, head) is built here."""

@@ -1,14 +1,14 @@
-"""Low-rank adapters (`omnibal_ext.adapters`) on linear layers that tensor-parallel ranks share.
+"""Low-rank adapters (`omnibal_ext.adapters`) of linear layers that are tensor-parallel.
 
-    column-parallel    A whole on every rank, B cut as the layer's rows
-    row-parallel       A cut as the layer's columns, B whole: what ranks get by A is added up before B
+    column-parallel    A whole on every rank, B cut along the layer's rows
+    row-parallel       A cut along the layer's columns, B whole: the outputs of A are summed over ranks before B
 
-What travels between the ranks is `rank` numbers a token, not a width. Under sequence parallelism A multiplies this
-rank's tokens before they are gathered, and B of a row-parallel layer those that are left: gradients of these two are of
-this rank's tokens, and marked for Megatron to add up.
+Ranks exchange `rank` numbers a token, not a width. Under sequence parallelism A multiplies this rank's tokens before
+they are gathered, and B of a row-parallel layer those after the reduce-scatter: gradients of these two are of this
+rank's tokens only, and marked for Megatron to sum.
 
-An adapter is a sibling of its layer, `linear_qkv_adapter` of `linear_qkv`, and the layer's `forward` adds its output.
-So recomputation, delayed weight gradients and checkpoints of the layer need not know of it.
+An adapter is a sibling module of its layer, `linear_qkv_adapter` of `linear_qkv`, and the layer's `forward` adds its
+output. So recomputation, delayed weight gradients and checkpoints of the layer need not know of it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,14 +37,14 @@ from omnibal_ext.modalities.matrix import Matrix
 class Adapter(torch.nn.Module):
     """The adapters of one linear layer: alpha / rank * B (A x), B in the order of the layer's rows.
 
-    a [parts * rank, columns here], b [rows here, rank]. B begins as zero, A as in peft: uniform up to one over the root
-    of its columns, drawn whole from `generator`, so that all ranks of any group have their parts of the same.
+    a [parts * rank, columns here], b [rows here, rank]. B is initialised to zero, A as in peft: uniform within one over
+    the root of its columns, drawn whole from `generator`, so that ranks of any group cut the same matrix.
     """
 
     mask: Tensor
-    """[rows here, parts], one where a row is of a part."""
+    """[rows here, parts], one where the row belongs to the part (query, key, value; gate, up)."""
     is_left_out = False
-    """A checkpoint that has none of it is being read: it stays as it was drawn."""
+    """Whether a checkpoint without adapters is being read: they then keep their initial weights."""
 
     def __init__(self, layer: Any, matrix: Matrix, adapters: Adapters, generator: torch.Generator) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ class Adapter(torch.nn.Module):
         setattr(whole_one, "sequence_parallel", self.shares_sequence)  # noqa: B010 (Megatron marks weights so)
 
     def forward(self, entering: Tensor, out: Tensor) -> Tensor:
-        """What enters the layer [tokens, 1, columns here], and what it gives -> the sum, in one product [tokens, 1,
-        rows here]."""
+        """Return `out` [tokens, 1, rows here] plus the adapter's output for the layer's input [tokens, 1, columns
+        here]."""
         inner = multiply(entering, self.a)
         if self.matrix.by_rows:
             add_up = reduce_from_tensor_model_parallel_region
@@ -80,7 +80,7 @@ class Adapter(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
-        """What a checkpoint holds of it; one whose heads fill up other ranks can be read."""
+        """Return the checkpoint's entries; those padded for another tensor-parallel size can be read."""
         if self.is_left_out:
             return {}
         assert metadata is not None
@@ -100,7 +100,7 @@ class Adapter(torch.nn.Module):
 
 
 def attach(link: Any, matrices: tuple[Matrix, ...], adapters: Adapters, seed: int) -> None:
-    """Give the linear layers of a link that `matrices` name their adapters; drawn as `seed` says, in this order."""
+    """Give the linear layers of a link that `matrices` name their adapters, drawn from `seed` in this order."""
     generator = torch.Generator().manual_seed(seed)
     for matrix in matrices:
         above, _, name = matrix.name.rpartition(".")
@@ -111,14 +111,14 @@ def attach(link: Any, matrices: tuple[Matrix, ...], adapters: Adapters, seed: in
 
 
 def adapters_in(module: torch.nn.Module) -> Iterator[tuple[str, Adapter]]:
-    """All of a module, by their names in it."""
+    """Yield all adapters of a module, with their names in it."""
     return ((name, found) for name, found in module.named_modules() if isinstance(found, Adapter))
 
 
 @torch.no_grad()
 def merge(module: torch.nn.Module, kinds: Mapping[str, torch.dtype]) -> None:
-    """Add the adapters of a module, on one rank, to their layers' weights, each rounded to its dtype in `kinds` (by
-    name). The adapters' output is zero from then on."""
+    """Add a module's adapters, on one rank, to their layers' weights, each rounded to its dtype in `kinds` (by name).
+    The adapters' output is zero from then on."""
     for name, adapter in adapters_in(module):
         weight = f"{name.removesuffix(SUFFIX)}.weight"
         whole, a, b, mask = (each.cpu() for each in (module.get_parameter(weight), adapter.a, adapter.b, adapter.mask))
@@ -129,7 +129,7 @@ def merge(module: torch.nn.Module, kinds: Mapping[str, torch.dtype]) -> None:
 
 @contextmanager
 def left_out(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Inside, checkpoints leave out the adapters of these modules."""
+    """Let checkpoints saved or read inside leave out the adapters of these modules."""
     found = [adapter for module in modules for _, adapter in adapters_in(module)]
     for adapter in found:
         adapter.is_left_out = True
@@ -141,30 +141,30 @@ def left_out(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 
 def wide(b: Tensor, mask: Tensor) -> Tensor:
-    """B over the outputs of all parts' A: [rows, parts * rank], zero where a row is of another part (`mask`)."""
+    """Spread B over the outputs of all parts' A: [rows, parts * rank], zero where a row is of another part (`mask`)."""
     return b if mask.shape[1] == 1 else (mask[:, :, None] * b[:, None]).flatten(1)
 
 
 def rows_and_parts(matrix: Matrix, rows: int, rank: int) -> Tensor:
-    """[rows, parts], whether a row of this rank's is of a part."""
+    """Return [rows, parts], true where a row of this rank's belongs to a part."""
     return part_of_rows(matrix, rows, rank)[:, None] == torch.arange(matrix.parts, device="cpu")
 
 
 def part_of_rows(matrix: Matrix, rows: int, rank: int) -> Tensor:
-    """Of each of a rank's `rows`, which of the matrix's parts it is of."""
+    """Return the number of the part that each of a rank's `rows` belongs to, int64 [rows]."""
     shares = (rows // matrix.parts,) * matrix.parts if matrix.is_stacked else matrix.shares
     group = torch.tensor([part for part, share in enumerate(shares) for _ in range(share)], device="cpu")
     return group[torch.arange(rank * rows, (rank + 1) * rows, device="cpu") % len(group)]
 
 
 def _adapted(layer: Any, adapter: Adapter, entering: Tensor, *others: Any, **options: Any) -> Any:
-    """The `forward` of a layer with an adapter."""
+    """Run a layer's `forward` and add its adapter's output."""
     out, bias = layer(entering, *others, **options)
     return adapter(entering, out), bias
 
 
 def _here(whole: Tensor, matrix: Matrix, columns: int) -> Tensor:
-    """This rank's part of a whole A; columns of heads that fill up the last ranks are zero, and stay so."""
+    """Cut this rank's part of a whole A; columns of padding heads on the last ranks are zero, and stay so."""
     if not matrix.by_rows:
         return whole
     group = parallel_state.get_tensor_model_parallel_group()

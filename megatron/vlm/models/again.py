@@ -20,7 +20,7 @@ Function = Callable[..., Tensor]
 
 
 def run_again(function: Function, *inputs: Any) -> Tensor:
-    """`function(*inputs)`; only the inputs are kept, and the function may run again in the backward pass.
+    """Return `function(*inputs)`; only the inputs are kept, and the function may run again in the backward pass.
 
     It must be deterministic and have one output.
     """
@@ -52,9 +52,9 @@ def keep_where_from(linear: torch.nn.Module) -> None:
 
 
 def compute_cheap_again(layer: Any) -> None:
-    """Let a transformer layer not keep the outputs of its norms and activation function.
+    """Let a transformer layer recompute the outputs of its norms and activation function instead of keeping them.
 
-    In a layer of experts only that of the attention's norm: router and sorted copies need the other one.
+    In a layer of experts only the norm before the attention: router and sorted copies need the other's output.
     """
     pairs = [(layer.input_layernorm, layer.self_attention.linear_qkv)]
     if isinstance(layer.mlp, MLP):
@@ -67,7 +67,7 @@ def compute_cheap_again(layer: Any) -> None:
 
 
 class _Again(torch.autograd.Function):
-    """Runs without a graph; its node, which the output names as its origin, runs it with one once it is asked."""
+    """A call without a graph; its node, the output's `grad_fn`, calls the function again with one when asked."""
 
     _backward_cls: type
 
@@ -91,7 +91,7 @@ class _Again(torch.autograd.Function):
 
 
 def _outcome(node: Any) -> tuple[list[Tensor], Tensor]:
-    """The inputs cut off from the graph, and what the function makes of them; computed when first asked for."""
+    """Return the inputs detached from the graph, and the function's output; computed when first asked for."""
     if node.outcome is None:
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in node.saved_tensors]
         inputs = list(node.others)
@@ -104,11 +104,11 @@ def _outcome(node: Any) -> tuple[list[Tensor], Tensor]:
 
 
 class _Place:
-    """Stands for a saved tensor that is (a view of) the output of a node, and can be recomputed."""
+    """A stand-in for a saved tensor that is (a view of) the output of a node, and can be recomputed."""
 
     def __init__(self, node: Any, tensor: Tensor) -> None:
         self.node, self.view = node, (tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def fill(self) -> Tensor:
-        """The tensor, computed again."""
+        """Recompute the tensor."""
         return _outcome(self.node)[1].detach().as_strided(*self.view)

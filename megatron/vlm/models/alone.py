@@ -11,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, core sees a tensor-parallel group of this rank alone: links are built, run and saved unsharded.
+    """Let core see a tensor-parallel group of this rank alone, inside: links are built, run and saved unsharded.
 
     Core looks that group up in many functions, some of them called within a forward pass.
     """
@@ -26,7 +26,7 @@ def alone() -> Iterator[None]:
 
 
 def config_alone(config: TransformerConfig) -> TransformerConfig:
-    """The same configuration for a rank alone, whose gradients are added up by whoever runs it."""
+    """Copy a configuration for links that are not tensor-parallel, whose gradients the caller sums over ranks."""
     config = copy(config)
     config.tensor_model_parallel_size = 1
     config.sequence_parallel = False

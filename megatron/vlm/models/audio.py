@@ -1,7 +1,7 @@
-"""The links of an audio encoder: log-mel spectrograms to rows, layers over these, and LLM tokens of them.
+"""Links of an audio encoder: log-mel spectrograms to rows, layers over these, and rows to audio tokens.
 
-Rows travel as a ViT's do (`models.vit.layers`): [rows, 1, width], of all sounds end to end; under sequence parallelism
-each tensor-parallel rank holds its share. The layers are those of a ViT at native resolution, without rotation.
+Rows are laid out as a ViT's (`models.vit.layers`): [rows, 1, width], all sounds end to end; under sequence parallelism
+each rank holds its share. The layers are those of a ViT at native resolution, without rotation.
 """
 
 from collections.abc import Sequence
@@ -37,27 +37,27 @@ from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 TIMED_FRAMES = 3000
-"""Mel frames of a sound to be timed: half a minute."""
+"""Mel frames of one made-up sound (`AudioLinks.made_up`): half a minute."""
 LONGEST_WAVE = 10_000
-"""Rows in which the slowest sinusoid of the positions turns by one radian."""
+"""Base of the sinusoidal positions: the slowest one turns by one radian in so many rows."""
 
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """The chunks of a pack's sounds, on the host."""
+    """Places of the frames and rows of a pack's sounds in its chunks, on the host."""
 
     frames: Ints
-    """[all frames]: index of each in the chunks, padded to equal length."""
+    """[all frames]: index of each in the chunks, which are padded to equal length."""
     rows: Ints
     """[rows]: index of each in the rows of the padded chunks."""
     seen: Ints
-    """[chunks]: frames of each after which convolutions see zeros."""
+    """[chunks]: frames of each that convolutions see; zeros follow."""
 
 
 @lru_cache(maxsize=64)
 def chunk_layout(sounds: Units, audio: AudioArchitecture) -> ChunkLayout:
-    """The chunks of these sounds. As in transformers, convolutions over time and frequency see each chunk padded to the
-    longest of its sample, those over time alone see it unpadded."""
+    """Find the chunks of these sounds. As in transformers, convolutions over time and frequency see each chunk padded
+    to the longest of its sample, those over time alone see it unpadded."""
     real = [[one for frames in sample for one in audio.chunks(frames)] for sample in sounds]
     seen = [max(sample) if audio.channels else one for sample in real for one in sample]
     lengths = [one for sample in real for one in sample]
@@ -68,12 +68,12 @@ def chunk_layout(sounds: Units, audio: AudioArchitecture) -> ChunkLayout:
 
 
 def _places(lengths: Sequence[int], width: int) -> Ints:
-    """Indices of the first `lengths[n]` items of every n-th part of `width` items."""
+    """Return the indices of the first `lengths[n]` items of every n-th part of `width` items."""
     return np.concatenate([np.zeros(0, np.int64), *(n * width + np.arange(one) for n, one in enumerate(lengths))])
 
 
 class AudioEmbed(MegatronModule):
-    """Mel frames to rows: convolutions over chunks, and sinusoidal positions that begin anew in each.
+    """The link from mel frames to rows: convolutions over chunks, and sinusoidal positions that restart in each.
 
     mels fp32 [frames, bins] -> this rank's share of the rows.
     """
@@ -99,7 +99,7 @@ class AudioEmbed(MegatronModule):
         self.positions = sinusoids(audio.rows(audio.chunk), width)
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
-        """Mel frames of the pack's sounds -> rows, this rank's share."""
+        """Map the mel frames of the pack's sounds to rows [rows here, 1, width]."""
         sounds, audio = batch.media_of(AUDIO.size), self.audio
         mels, layout = sounds.values, chunk_layout(sounds.kept, audio)
         assert mels is not None
@@ -113,12 +113,12 @@ class AudioEmbed(MegatronModule):
         return share_rows(chunks.flatten(0, 1)[rows].unsqueeze(1), self.config)
 
     def _over_time(self, chunks: Tensor, seen: Tensor) -> Tensor:
-        """[chunks, bins, frames] -> [chunks, frames / 2, width]."""
+        """Apply the convolutions over time, [chunks, bins, frames] -> [chunks, frames / 2, width]."""
         first, second = self.convolutions
         return gelu(second(_within(gelu(first(chunks)), seen))).mT
 
     def _over_both(self, chunks: Tensor, seen: Tensor) -> Tensor:
-        """[chunks, bins, frames] -> [chunks, frames / 8, width]."""
+        """Apply the convolutions over time and frequency, [chunks, bins, frames] -> [chunks, frames / 8, width]."""
         chunks = chunks.unsqueeze(1)
         for layer in self.convolutions:
             chunks, seen = gelu(layer(chunks)), (seen + 1) // 2
@@ -128,20 +128,20 @@ class AudioEmbed(MegatronModule):
 
 
 def _within(chunks: Tensor, lengths: Tensor) -> Tensor:
-    """Chunks [chunks, ..., frames] with zeros behind these lengths."""
+    """Set chunks [chunks, ..., frames] to zero behind these lengths."""
     inside = torch.arange(chunks.shape[-1], device=chunks.device) < lengths[:, None]
     return chunks * inside.view(len(chunks), *[1] * (chunks.dim() - 2), -1)
 
 
 def sinusoids(rows: int, width: int) -> Tensor:
-    """Positions of Whisper's encoder, fp32 [rows, width], on the host."""
+    """Return the positions of Whisper's encoder, fp32 [rows, width], on the host."""
     step = np.log(LONGEST_WAVE) / (width // 2 - 1)
     turns = torch.arange(rows)[:, None] * torch.exp(-step * torch.arange(width // 2).float())
     return torch.cat([turns.sin(), turns.cos()], dim=1)
 
 
 class AudioProjector(MegatronModule):
-    """This rank's rows -> audio tokens [tokens, 1, LLM width], on every tensor-parallel rank."""
+    """The link from this rank's rows to audio tokens [tokens, 1, LLM width], on every tensor-parallel rank."""
 
     def __init__(self, audio: AudioArchitecture, config: TransformerConfig, language: TransformerConfig) -> None:
         super().__init__(outside_layers(config))
@@ -157,7 +157,7 @@ class AudioProjector(MegatronModule):
             )
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """This rank's rows -> audio tokens, sound after sound."""
+        """Map this rank's rows to audio tokens, sound after sound."""
         lengths = [*map(self.audio.rows, batch.media_of(AUDIO.size).inputs)]
         rows = join_rows(hidden, sum(lengths), self.shared)
         if not self.audio.pooled:
@@ -172,31 +172,31 @@ class AudioProjector(MegatronModule):
 
 
 def _pairs(lengths: Sequence[int]) -> Ints:
-    """Indices of the rows of sounds of these lengths without the last of an odd one."""
+    """Return the indices of the rows of sounds of these lengths, without the last row of a sound with an odd number."""
     begins = np.cumsum([0, *lengths])
     return np.concatenate([begin + np.arange(one // 2 * 2) for begin, one in zip(begins, lengths, strict=False)])
 
 
 class AudioLinks(EncoderLinks):
-    """Convolutions, layers as a ViT's at native resolution, and a projector."""
+    """The links of an audio encoder: convolutions, layers as a ViT's at native resolution, and a projector."""
 
     viewed = AUDIO.kinds[1:2]
 
     def layers(self, model: Architecture) -> VisionArchitecture:
-        """The ViT whose layers are like the encoder's."""
+        """Return the sizes of a ViT with the same layers."""
         return AudioArchitecture.among(model.further).as_vit
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Mel frames to rows."""
+        """Build the link from mel frames to rows."""
         return AudioEmbed(config, AudioArchitecture.among(model.further))
 
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Rows to audio tokens."""
+        """Build the link from rows to audio tokens."""
         return AudioProjector(AudioArchitecture.among(model.further), config, language)
 
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:
-        """Sounds of half a minute in the first sample, whose tokens are at the end; more of them than the pack has
-        overwrite each other."""
+        """Make sounds of half a minute in the first sample, whose tokens are at the end; if they have more tokens than
+        the pack, they overwrite each other."""
         audio, tokens = AudioArchitecture.among(model.further), sum(lengths)
         each = tuple(min(TIMED_FRAMES, units - begin) for begin in range(0, units, TIMED_FRAMES))
         heard = torch.arange(sum(map(audio.tokens, each)), device="cuda")
@@ -207,5 +207,5 @@ class AudioLinks(EncoderLinks):
         )
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> RowViewer:
-        """Rows of a window attend to each other."""
+        """Return the viewer whose segments are windows: their rows attend to each other."""
         return RowViewer(config, AUDIO.size, AudioArchitecture.among(model.further).windows)

@@ -1,4 +1,4 @@
-"""The layer chain: builds any link of it, and knows the shape of what travels between two links."""
+"""The layer chain: builds any of its links, and knows the shape of the tensor between two links."""
 
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping
@@ -41,7 +41,7 @@ from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 SEEDS_APART = 2**20
-"""Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
+"""Distance of two links' seeds on the device: more than core adds to one, for a rank and the purpose of a stream."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Chain:
     frozen: tuple[str, ...] = ()
     """Parts whose weights are not trained, of `omnibal_ext.chain.PARTS`."""
     adapters: Adapters = NO_ADAPTERS
-    """Of frozen parts, those that are trained through adapters."""
+    """Adapters of frozen parts; these are trained."""
     is_whole: bool = False
-    """Links are built without tensor parallelism, whatever its size."""
+    """Whether links are built without tensor parallelism, whatever its size."""
 
     @classmethod
     def of(cls, args: Namespace, architecture: Architecture, language: TransformerConfig | None = None) -> "Chain":
-        """The chain of `architecture` under Megatron's arguments; `language` where core has made it already."""
+        """Make the chain of a model under Megatron's arguments; `language`: its configuration, if made already."""
         language = language or language_config(args, architecture)
         configs = configs_of(language, architecture)
         adapters = Adapters.of(args)
@@ -70,7 +70,7 @@ class Chain:
         return cls(architecture, configs, args.padded_vocab_size, args.seed, frozen, adapters)
 
     def whole(self) -> "Chain":
-        """The same chain without tensor parallelism: links are built unsharded, and run inside `alone`."""
+        """Copy the chain without tensor parallelism: links are built unsharded, and run inside `alone`."""
         configs = {modality: config_alone(config) for modality, config in self.configs.items()}
         for encoder in self.architecture.encoders:
             config, sizes = configs[encoder.modality], ENCODERS[encoder.modality].layers(self.architecture)
@@ -95,9 +95,9 @@ class Chain:
     def build(self, link: int, again: bool = False) -> torch.nn.Module:
         """Build one link, with the weights that this link has in every layout: its seed depends on `link` alone.
 
-        Drawn on the device, they are this tensor-parallel rank's part and depend on the rank too: there a whole link
-        begins as one that is not cut. `again`: of a transformer layer, norm outputs and activations are computed again
-        instead of kept.
+        Weights drawn on the device are this tensor-parallel rank's shard and depend on the rank too; links of a chain
+        that `is_whole` begin as with one rank. `again`: a transformer layer recomputes norm outputs and activations
+        instead of keeping them.
         """
         build = self._build_language if modality_of(self.kinds[link]) is LANGUAGE else self._build_encoder
         with alone() if self.is_whole else nullcontext(), _seeded(self.seed + link):
@@ -111,13 +111,13 @@ class Chain:
         return module
 
     def draws(self, link: int) -> bool:
-        """Whether a link draws by chance in training."""
+        """Check whether a link uses random numbers in training: dropout or drop path."""
         config, sizes = self.config(link), self._vit(link)
         drop_path = sizes.drop_path if sizes else 0.0
         return bool(config.hidden_dropout or config.attention_dropout or drop_path)
 
     def gradient_mode(self, link: int) -> GradientMode:
-        """What the backward pass does in a link."""
+        """Return what the backward pass computes in a link."""
         return self._modes[link]
 
     @cached_property
@@ -125,11 +125,11 @@ class Chain:
         return tuple(gradient_mode(kind, self.frozen, self.adapters.targets) for kind in self.kinds)
 
     def is_trained_before(self, link: int) -> bool:
-        """Whether any earlier link is trained, or has adapters: the tensor that enters `link` has a gradient."""
+        """Check whether an earlier link is trained or has adapters: the tensor that enters `link` has a gradient."""
         return not {"trained", "adapted"}.isdisjoint(self._modes[:link])
 
     def passes_by(self, link: int, batch: Microbatch) -> bool:
-        """Whether a pack skips a link: it is a tower's, and the pack has nothing for it."""
+        """Check whether a pack skips a link: the link is an encoder's, and the pack has no input for it."""
         modality = modality_of(self.kinds[link])
         if modality is LANGUAGE:
             return False
@@ -137,11 +137,11 @@ class Chain:
         return not any(batch.media_of(one.size).amount for one in (modality, *others))
 
     def config(self, link: int) -> TransformerConfig:
-        """Core's configuration of the part of the model that a link is of."""
+        """Return core's configuration of the part of the model that a link belongs to."""
         return self.configs[modality_of(self.kinds[link])]
 
     def _vit(self, link: int) -> VisionArchitecture | None:
-        """The ViT whose layers are like those of a link's encoder; None: the link is the language model's."""
+        """Return the sizes of the ViT whose layers a link's encoder has; None for links of the language model."""
         modality = modality_of(self.kinds[link])
         return None if modality is LANGUAGE else ENCODERS[modality].layers(self.architecture)
 
@@ -187,19 +187,19 @@ class Chain:
         return layer
 
     def _norms_apart(self, link: int, again: bool) -> bool:
-        """Whether what a projection of a layer multiplies is seen outside of it."""
+        """Check whether a layer's projections need their inputs computed outside: to recompute, clamp or adapt."""
         sizes = self._vit(link)
         return again or bool(sizes and sizes.clipped) or self.gradient_mode(link) == "adapted"
 
     def _adapted(self, link: int, module: torch.nn.Module) -> torch.nn.Module:
-        """A link, with adapters where its part has them."""
+        """Attach adapters to a link where its part has them, and return it."""
         if self.gradient_mode(link) == "adapted":
             matrices = adapted_matrices(self.architecture)[self.architecture.cost_kinds[link]]
             attach(module, matrices, self.adapters, self.seed + link)
         return module
 
     def shape_before(self, link: int, batch: Microbatch, rows: int | None = None) -> tuple[int, int, int]:
-        """Shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width).
+        """Return the shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width).
 
         `rows`: of hidden states, where these are others than the pack's.
         """
@@ -207,13 +207,13 @@ class Chain:
         return (self.carrier(batch).rows(link, own if rows is None else rows, width), middle, width)
 
     def carrier(self, batch: Microbatch) -> Carrier:
-        """Lays out the extras of a pack (`omnibal_ext.flow`)."""
+        """Return the carrier that lays out a pack's extras (`omnibal_ext.flow`)."""
         there = frozenset(one for one in ENCODED if batch.full_pack.media_of(one.size).amount)
         return self._carriers[there].at(self._tokens(batch))
 
     @cached_property
     def _carriers(self) -> dict[frozenset[Modality], Carrier]:
-        """By the modalities that a pack has inputs of."""
+        """Carriers by the set of modalities that a pack has inputs of."""
         config = self.language
         extras = self.architecture.extras(config.tensor_model_parallel_size, config.sequence_parallel)
         subsets = joined.from_iterable(combinations(ENCODED, count) for count in range(len(ENCODED) + 1))
@@ -223,18 +223,18 @@ class Chain:
         }
 
     def _tokens(self, batch: Microbatch) -> dict[Modality, int]:
-        """Tokens that each encoder makes of a pack's inputs."""
+        """Count the tokens that each encoder makes of a pack's inputs."""
         return {
             one.modality: sum(map(one.tokens, batch.media_of(one.modality.size).inputs))
             for one in self.architecture.encoders
         }
 
     def width_behind(self, modality: Modality) -> int:
-        """Width of what the last link of a modality's encoder gives."""
+        """Return the width of the output of a modality's last link."""
         return self.configs[modality.projected_by or LANGUAGE].hidden_size
 
     def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
-        """Shape of the hidden states that enter `link`."""
+        """Return the shape of the hidden states that enter `link`."""
         modality = modality_of(self.kinds[link - 1])
         if modality is LANGUAGE:
             share = self.language.tensor_model_parallel_size if self.language.sequence_parallel else 1
@@ -247,7 +247,7 @@ class Chain:
 
 
 def configs_of(language: TransformerConfig, architecture: Architecture) -> dict[Modality, TransformerConfig]:
-    """Core's configurations of a model: `language`, and each encoder's."""
+    """Return core's configurations of a model: `language`, and each encoder's."""
     encoders = (one.modality for one in architecture.encoders)
     return {LANGUAGE: language, **{one: ENCODERS[one].config(language, architecture) for one in encoders}}
 
@@ -263,7 +263,7 @@ class Links(torch.nn.ModuleDict):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
-        """The weights of these links; core's layers have no other state."""
+        """Return the weights of these links; core's layers have no other state."""
         state: ShardedStateDict = {}
         for name, link in self.items():
             with alone() if name in self.whole else nullcontext():
@@ -272,7 +272,7 @@ class Links(torch.nn.ModuleDict):
 
 
 def _without_extra_state(links: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Transformer Engine's layers expect an extra state when loading; without FP8 it is empty, and not saved."""
+    """Add the empty extra state that Transformer Engine's layers expect when loading; without FP8 none is saved."""
     for name, module in links.named_modules():
         if type(module).set_extra_state is not torch.nn.Module.set_extra_state:
             state.setdefault(f"{prefix}{name}._extra_state")

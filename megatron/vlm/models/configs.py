@@ -1,4 +1,4 @@
-"""Core's configurations of the two towers, from Megatron's arguments and an architecture."""
+"""Core's configurations of language model and encoders, from Megatron's arguments and an architecture."""
 
 import copy
 from argparse import Namespace
@@ -17,7 +17,7 @@ from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 def gelu_tanh(value: Tensor) -> Tensor:
-    """GELU by its published approximation."""
+    """Apply GELU by its tanh approximation."""
     return gelu(value, approximate="tanh")
 
 
@@ -25,10 +25,10 @@ ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu, "gelu_tanh": gelu_tanh, "
 
 
 def language_config(args: Namespace, architecture: Architecture) -> TransformerConfig:
-    """The language model's configuration: Megatron's, with the true number of layers. What layers may differ in, each
-    sets for itself (`language.language_layer_config`).
+    """Return the language model's configuration: Megatron's, with the true number of layers. What layers may differ in,
+    each sets for itself (`language.language_layer_config`).
 
-    Groups of heads are filled up where the tensor-parallel group's size asks for it.
+    Groups of heads are padded to a multiple of the tensor-parallel size.
     """
     heads, groups = args.num_attention_heads, args.num_query_groups
     filled = Attention(heads, groups, args.kv_channels).groups_over(args.tensor_model_parallel_size)
@@ -45,7 +45,7 @@ def language_config(args: Namespace, architecture: Architecture) -> TransformerC
 
 
 def _set_router(config: TransformerConfig, experts: Experts) -> None:
-    """How experts are chosen and weighed, and the one that all tokens share."""
+    """Set how experts are chosen and weighed, and the one that all tokens share."""
     if experts.shared:
         config.moe_shared_expert_intermediate_size = experts.shared
         config.moe_shared_expert_gate = experts.shared_gate
@@ -58,9 +58,9 @@ def _set_router(config: TransformerConfig, experts: Experts) -> None:
 
 
 def vision_config(language: TransformerConfig, vision: VisionArchitecture) -> TransformerConfig:
-    """A ViT's configuration: the same parallelism, precision and dropout, its own sizes.
+    """Return a ViT's configuration: the language model's parallelism, precision and dropout, the ViT's sizes.
 
-    Heads are filled up to the tensor-parallel group's size, and under sequence parallelism so are the tokens of a pack.
+    Heads are padded to a multiple of the tensor-parallel size, under sequence parallelism a pack's tokens too.
     """
     config = copy.deepcopy(language)
     config.num_layers = max(1, vision.layers)  # core draws weights by the root of it

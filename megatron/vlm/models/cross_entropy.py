@@ -3,7 +3,7 @@
     kept      the logits; of every row its largest, the sum of its exponentials, its label
     fp32      a few hundred rows at a time; compiled, none
     gradient  overwrites the logits
-    capped    logits are cap tanh(x / cap) of what the head gives; the gradient gets its slope, 1 - (logit / cap)^2
+    capped    logits are cap tanh(x / cap) of the head's output; the gradient is multiplied with 1 - (logit / cap)^2
 
 `--cross-entropy-loss-fusion` takes core's compiled functions instead, which keep the exponentials in fp32. (Transformer
 Engine's kernel is refused by Megatron 0.19 itself.)
@@ -26,10 +26,10 @@ ROWS = 512
 def token_losses(
     config: TransformerConfig, logits: Tensor, labels: Tensor, group: ProcessGroup, cap: float | None = None
 ) -> Tensor:
-    """Logits [n, local vocabulary], labels [n] into the whole vocabulary -> [n] fp32.
+    """Compute losses fp32 [n] from logits [n, local vocabulary] and labels [n] into the whole vocabulary.
 
-    Without fusion the backward pass overwrites the logits.
-    `cap`: of capped logits (`cap_logits`); the gradient is that of the logits before capping.
+    Without fusion the backward pass overwrites the logits. `cap`: of capped logits (`cap_logits`); the gradient is that
+    of the logits before capping.
     """
     if config.cross_entropy_loss_fusion:
         logits = logits if cap is None else _Slope.apply(logits, cap)
@@ -47,7 +47,7 @@ def cap_logits(logits: Tensor, cap: float) -> None:
 
 
 class _Slope(torch.autograd.Function):
-    """Capped logits as they are, and the gradient that capping would have."""
+    """The identity of capped logits, with the gradient of capping."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, cap: float) -> Tensor:
@@ -61,7 +61,7 @@ class _Slope(torch.autograd.Function):
 
 
 def _slope(capped: Tensor, cap: float) -> Tensor:
-    """Zero of words that cannot be, which are no number of tanh's."""
+    """Return the derivative of capping; words that are never chosen have logits of -inf, and get zero."""
     return (1 - (capped / cap).square()).clamp(min=0)
 
 

@@ -37,7 +37,7 @@ def streams_kept() -> Iterator[None]:
 
 
 def own_draws(layer: TransformerLayer) -> AbstractContextManager[None]:
-    """Around a layer's forward: under sequence parallelism each tensor-parallel rank draws dropout for its own tokens.
+    """Return a context for a layer's forward in which, under sequence parallelism, each rank draws its own dropout.
 
     Core forks its generators once around all layers; here around each, inside the function that may be recomputed.
     """

@@ -1,4 +1,4 @@
-"""What an encoder's links are built of; each modality has its own, found in `encoders.ENCODERS`."""
+"""Base class of what builds an encoder's links; each modality has its own, found in `encoders.ENCODERS`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,31 +13,31 @@ from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 class EncoderLinks(ABC):
-    """An embedding, layers as a ViT's, and a projector."""
+    """The links of an encoder: an embedding, layers as a ViT's, and a projector."""
 
     viewed: tuple[str, ...] = ()
-    """Kinds of links that the viewer's view is for."""
+    """Kinds of links that take the viewer's output."""
 
     @abstractmethod
     def layers(self, model: Architecture) -> VisionArchitecture:
-        """The ViT whose layers are like the encoder's."""
+        """Return the sizes of a ViT with the same layers."""
 
     def config(self, language: TransformerConfig, model: Architecture) -> TransformerConfig:
-        """Core's configuration of the encoder, from the language model's."""
+        """Return core's configuration of the encoder, from the language model's."""
         return vision_config(language, self.layers(model))
 
     @abstractmethod
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """The first link: the pack's inputs -> this rank's share of the rows."""
+        """Build the first link: the pack's inputs -> this rank's share of the rows."""
 
     @abstractmethod
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """The last link: rows -> tokens of the language model, on every rank."""
+        """Build the last link: rows -> tokens of the language model, on every rank."""
 
     @abstractmethod
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:
         """Make random inputs of so many units for a pack of samples of these lengths, to time layers on."""
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module | None:
-        """What makes a view of a pack, which links need besides its tensors; None: they need tensors alone."""
+        """Build the module that makes a pack's view (order, segments) for the links `viewed`; None: tensors do."""
         return None

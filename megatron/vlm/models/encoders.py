@@ -1,4 +1,4 @@
-"""The registry of what encoders' links are built of, by modality."""
+"""The registry of encoders' links, by modality."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The exchanges within a team that runs a wide pack (Ulysses, arXiv 2309.14509, but only for samples that are split).
+"""Exchanges within the team of ranks that runs a wide pack (Ulysses, arXiv 2309.14509, but only of split samples).
 
     heads      some rows of a split sample, all heads      ->  all rows of the sample, some heads      and back
     features   on the rank that encoded the image          ->  on the rank that holds its tokens
@@ -22,7 +22,7 @@ from omnibal_ext.modalities.work import HeadShares
 
 
 class Watched:
-    """For measurements: `by(backward)` is a context entered around each exchange."""
+    """A hook for measurements: `by(backward)` is a context entered around each exchange."""
 
     def __init__(self) -> None:
         self.by: Callable[[bool], AbstractContextManager[Any]] = nullcontext
@@ -32,7 +32,7 @@ watched = Watched()
 
 
 def rows_to_heads(query: Tensor, key: Tensor, value: Tensor, exchange: HeadExchange) -> tuple[Tensor, Tensor, Tensor]:
-    """From this rank's rows of the split samples to all of their rows, sample by sample, of the heads computed here.
+    """Exchange this rank's rows of the split samples for all their rows, sample by sample, of the heads computed here.
 
     [n, heads, d] and twice [n, groups, d] -> [N, heads here, d] and twice [N, groups or heads here, d].
     """
@@ -48,14 +48,14 @@ def rows_to_heads(query: Tensor, key: Tensor, value: Tensor, exchange: HeadExcha
 
 
 def rows_to_groups(rows: Tensor, exchange: HeadExchange) -> tuple[Tensor, tuple[int, int]]:
-    """The same of rows [n, groups, d] that are no queries, keys and values: [N, groups here, d], and which groups."""
+    """Exchange rows [n, groups, d] for all rows of some groups: [N, groups here, d], and (first, end) of the groups."""
     shares = HeadShares(rows.shape[1], rows.shape[1], len(exchange.rows))
     first, end = shares.heads[exchange.team_rank]
     return _meet([rows[:, a:b] for a, b in shares.heads], end - first, exchange), (first, end)
 
 
 def heads_to_rows(out: Tensor, heads: int, exchange: HeadExchange) -> Tensor:
-    """The way back: [N, heads here, d] -> this rank's rows of all heads, [n, heads, d]."""
+    """Exchange back what `rows_to_heads` did: [N, heads here, d] -> this rank's rows of all heads, [n, heads, d]."""
     shares = HeadShares(heads, heads, len(exchange.rows))
     by_place = out[platform.to_device(torch.argsort(exchange.order))]
     shapes = [(exchange.rows[exchange.team_rank], end - first, out.shape[2]) for first, end in shares.heads]
@@ -63,13 +63,13 @@ def heads_to_rows(out: Tensor, heads: int, exchange: HeadExchange) -> Tensor:
 
 
 def _meet(sent: Sequence[Tensor], heads: int, exchange: HeadExchange) -> Tensor:
-    """[n, heads, d] for every place -> all rows of the samples that are cut, of what is for this one: [N, heads, d]."""
+    """Send [n, heads, d] to each rank; return all rows of the split samples, of the heads here: [N, heads, d]."""
     shapes = [(rows, heads, sent[0].shape[2]) for rows in exchange.rows]
     return torch.cat(_exchange(sent, shapes, exchange.team))[platform.to_device(exchange.order)]
 
 
 def features_to_tokens(made: Sequence[Tensor], shard: PackShard) -> tuple[Tensor, ...]:
-    """Features encoded here, each [encoded, ...] -> those of the image tokens here, in order: each [taken, ...]."""
+    """Send features, [encoded, ...] each, to their tokens' ranks; return those of the tokens here, [taken, ...]."""
     features, route = torch.stack(tuple(made), dim=1), shard.features
     assert shard.team is not None
     sent = features[platform.to_device(route.send_rows)].split(route.send_counts)
@@ -78,7 +78,7 @@ def features_to_tokens(made: Sequence[Tensor], shard: PackShard) -> tuple[Tensor
 
 
 def _exchange(sent: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], team: ProcessGroup) -> list[Tensor]:
-    """One tensor for every rank of the team, for one of these shapes from each."""
+    """Send one tensor to every rank of the team; return those received, which have `shapes`."""
     gives = [tensor.numel() for tensor in sent]
     takes = [torch.Size(shape).numel() for shape in shapes]
     flat: Tensor = _AllToAll.apply(torch.cat([tensor.reshape(-1) for tensor in sent]), gives, takes, team)
@@ -86,7 +86,7 @@ def _exchange(sent: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], team: P
 
 
 class _AllToAll(torch.autograd.Function):
-    """Flat numbers, ragged; all ranks of the team must call it, and its backward."""
+    """An all-to-all of flat tensors with uneven splits; all ranks of the team must call it, and its backward."""
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, gives: list[int], takes: list[int], team: ProcessGroup) -> Tensor:

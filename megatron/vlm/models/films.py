@@ -1,4 +1,4 @@
-"""The links of an encoder of videos: a ViT for tiles, whose rows another's projector makes tokens of."""
+"""Links of an encoder of videos: a ViT for tiles, whose rows another encoder's projector makes tokens of."""
 
 from collections.abc import Sequence
 
@@ -19,38 +19,38 @@ from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 class FilmRows(MegatronModule):
-    """This rank's rows, token by token -> all rows, frame after frame, on every tensor-parallel rank."""
+    """The link from this rank's rows, token by token, to all rows, frame after frame, on every tensor-parallel rank."""
 
     def __init__(self, config: TransformerConfig, tokens: int) -> None:
-        """`tokens`: of a frame."""
+        """Keep `tokens`, the ViT tokens of a frame."""
         super().__init__(config)
         self.tokens = tokens
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """[rows here, 1, width] -> [rows, 1, width]."""
+        """Gather and reorder rows, [rows here, 1, width] -> [rows, 1, width]."""
         frames = batch.media_of(FILM.size).amount
         rows = join_rows(hidden, self.tokens * frames, self.config)
         return rows.view(self.tokens, frames, -1).transpose(0, 1).reshape(-1, 1, rows.shape[-1])
 
 
 class FilmLinks(EncoderLinks):
-    """Patches of frames, a ViT, and rows in the order of their tokens."""
+    """The links of a video encoder: patches of frames, a ViT, and rows in the order of their tokens."""
 
     def layers(self, model: Architecture) -> VisionArchitecture:
-        """The ViT."""
+        """Return the ViT's sizes."""
         return FilmArchitecture.among(model.further).as_vit
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Pixels to patches."""
+        """Build the link from pixels to patches."""
         return PatchEmbed(config, self.layers(model), FILM.size)
 
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Rows in order."""
+        """Build the link that orders rows by frame."""
         return FilmRows(config, self.layers(model).tokens_per_tile)
 
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Images:
-        """A video of so many frames, whose tokens are at the end; more of them than the pack has overwrite each
-        other."""
+        """Make a video of so many frames, whose tokens are at the end; if it has more tokens than the pack, they
+        overwrite each other."""
         vision, tokens = self.layers(model), sum(lengths)
         places = torch.arange(vision.rows(units), device=platform.device())
         pixels = torch.randn(units, 3, vision.image_size, vision.image_size, device=places.device)

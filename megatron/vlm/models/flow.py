@@ -1,6 +1,6 @@
-"""What goes from link to link: hidden states, and extras by name (`omnibal_ext.flow`).
+"""Tensors that go from link to link: hidden states, and extras by name (`omnibal_ext.flow`).
 
-    between stages    hidden states | extras shaped as these | other extras end to end, filled up to whole rows
+    between stages    hidden states | extras of the same shape | other extras end to end, padded to whole rows
 
 A link's module takes the extras that the link reads as arguments, and returns `(hidden, *extras)` with those it makes.
 If it returns hidden states alone, these are also the extras that the link makes.
@@ -29,24 +29,25 @@ class Flow:
 
 @dataclass(frozen=True)
 class Carrier:
-    """Hands extras from link to link, and lays them out between stages."""
+    """The layout of a pack's extras: which link makes and reads each, and where they are in a stage's tensor."""
 
     extras: tuple[Extra, ...]
-    """All that travel in a pack's chain, on one tensor-parallel rank."""
+    """Extras of the pack's chain, with their shapes on one tensor-parallel rank."""
 
     def at(self, tokens: Mapping[Modality, int]) -> "Carrier":
         """Return the carrier of a pack with so many tokens of each modality."""
         return Carrier(tuple(one.at(tokens) for one in self.extras))
 
     def rows(self, link: int, rows: int, width: int) -> int:
-        """Rows of the tensor that enters `link`, of so many of hidden states."""
+        """Count the rows of the tensor that enters `link`, with extras, for so many rows of hidden states."""
         found = self._entering(link)
         return rows * (1 + blocks(found, width)) + _rows_apart(found, width)
 
     def through(self, link: int, flow: Flow, step: Callable[..., Any]) -> Flow:
-        """The flow after a link; `step` runs its module on hidden states and the extras that it reads.
+        """Return the flow after a link; `step` runs its module on hidden states and the extras that it reads.
 
-        Extras that are `added` are added to its output; a module with one output gives that as its extras too."""
+        Extras `added` are added to its output; a module's only output is its extras too.
+        """
         taken = [(one, flow.extras[one.name]) for one in self.extras if link in one.takers]
         made = [one for one in self.extras if one.giver == link]
         out = step(flow.hidden, *(tensor for one, tensor in taken if not one.added))
@@ -58,7 +59,7 @@ class Carrier:
         return Flow(hidden, passing | {one.name: tensor for one, tensor in zip(made, given, strict=True)})
 
     def joined(self, link: int, flow: Flow) -> Tensor:
-        """The flow before a link, as one tensor."""
+        """Concatenate the flow before a link to one tensor."""
         assert flow.hidden is not None
         if not (found := self._entering(link)):
             return flow.hidden
@@ -71,7 +72,7 @@ class Carrier:
         return torch.cat(parts)
 
     def split(self, link: int, tensor: Tensor | None) -> Flow:
-        """The inverse of `joined`."""
+        """Split the tensor that `joined` makes into the flow before a link; `None` enters the first link."""
         found = self._entering(link)
         if tensor is None or not found:
             return Flow(tensor)
@@ -85,11 +86,11 @@ class Carrier:
         return Flow(hidden, dict(zip((one.name for one in found), extras, strict=True)))
 
     def _entering(self, link: int) -> list[Extra]:
-        """Those in front of a link, in the order in which they are laid out."""
+        """List the extras that enter a link, in the order in which they are laid out."""
         found = (one for one in self.extras if one.enters(link))
         return sorted(found, key=lambda one: (bool(one.shape), not one.rows))  # kernels want aligned heads
 
 
 def _rows_apart(extras: list[Extra], width: int) -> int:
-    """Rows of the tensor between stages that extras of one row fill."""
+    """Count the rows that extras without rows of their own fill in the tensor between stages."""
     return -(-sum(prod(one.shape) for one in extras if not one.rows) // width)

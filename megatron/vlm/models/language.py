@@ -42,13 +42,12 @@ from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 
 class WordEmbedding(MegatronModule):
-    """Embeds the pack's tokens and writes the projected image tokens to their positions.
+    """The link that embeds the pack's tokens and writes the projected image tokens to their positions.
 
     image [tiles * image tokens, 1, width] -> [T, 1, width]; under sequence parallelism this rank's share of T. With a
     newline (LLaVA-1.6), `Images.sources` has the image token, or newline, of each position; with `Images.weights`
-    (LLaVA-OneVision) each is a mean of four image tokens. Embeddings are scaled in some models
-    (Gemma 3). Hidden dropout is applied to the embeddings, as in core's LLaVA, before the sequence is sharded: all
-    ranks use one mask.
+    (LLaVA-OneVision) each is a mean of four image tokens. Some models scale embeddings (Gemma 3). Hidden dropout is
+    applied to the embeddings, as in core's LLaVA, before the sequence is sharded: all ranks use one mask.
     """
 
     def __init__(self, config: TransformerConfig, vocab_size: int, architecture: Architecture) -> None:
@@ -69,10 +68,10 @@ class WordEmbedding(MegatronModule):
         self.inputs_norm = torch.nn.Parameter(torch.ones(inputs.width, dtype=config.params_dtype)) if inputs else None
 
     def forward(self, image: Tensor, batch: Microbatch, *extras: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's.
+        """Map image tokens [image tokens, 1, width] to the pack [T, 1, width], or this rank's share of it.
 
-        `extras`: tokens of the other encoders [audio tokens, 1, width], then features. Returned with the same of
-        each feature, zero at words; and, where layers have inputs, what all of these read.
+        `extras`: tokens of the other encoders [audio tokens, 1, width], then features. Returned with features at their
+        tokens' positions, zero at words; and what second inputs of layers read.
         """
         features = extras[len(self.others) :]
         images = Images.of(batch)
@@ -91,7 +90,7 @@ class WordEmbedding(MegatronModule):
         return (hidden, *given) if given else hidden
 
     def _in_order(self, tokens: Tensor, images: Images) -> Tensor:
-        """Projected tokens -> the pack's image tokens, newlines among them."""
+        """Return the pack's image tokens, with newlines among them, from the projected ones."""
         if self.newline is None or images.sources is None:
             return tokens
         tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])
@@ -101,24 +100,24 @@ class WordEmbedding(MegatronModule):
         return sum(tokens[source] * weight[:, None] for source, weight in mixed)
 
     def _placed(self, words: Tensor, image: Tensor, images: Images) -> Tensor:
-        """The pack's sequence, image tokens at their positions; under sequence parallelism this rank's share."""
+        """Write image tokens to their positions in the pack; under sequence parallelism return this rank's share."""
         whole = images.placed(words, image).unsqueeze(1)
         return tensor_parallel.scatter_to_sequence_parallel_region(whole) if self.sequence_parallel else whole
 
 
 class LanguageLayer(TransformerLayer):
-    """Core's transformer layer over a pack: [T, 1, width] -> the same."""
+    """Core's transformer layer over a pack: [T, 1, width] -> [T, 1, width]."""
 
     mixer: Attention | LinearAttention
     scalar: Tensor | None
-    """Factor of the layer's output."""
+    """Factor of the layer's output; None: 1."""
     routes = True
-    """A router chooses among experts, if the model has any."""
+    """Whether a router chooses among experts in this layer."""
     input: LayerInput | None
-    """Its second input, in models that have one."""
+    """The layer's second input, in models that have one."""
 
     def place(self, language: LanguageArchitecture, number: int) -> None:
-        """Set what distinguishes this layer from others: its index, attention, inputs."""
+        """Set what layer `number` of the model has of its own: output factor, attention, experts, second input."""
         layer = language.each_layer[number]
         self.register_buffer("scalar", torch.ones(1, dtype=self.config.params_dtype) if layer.layer_scalar else None)
         self.mixer, self.routes = layer.mixer, layer.experts is not None
@@ -129,7 +128,7 @@ class LanguageLayer(TransformerLayer):
     def forward(
         self, hidden: Tensor, batch: Microbatch, view: LanguageView, *extras: Tensor
     ) -> Tensor | tuple[Tensor, ...]:
-        """[T, 1, width] -> the same; also key and value, if later layers use them.
+        """Map [T, 1, width] to [T, 1, width]; also return key and value, if later layers use them.
 
         `extras`: the first hidden states and a norm's weight for a second input; key and value of an earlier layer.
         """
@@ -150,7 +149,7 @@ class LanguageLayer(TransformerLayer):
 
 
 def language_layer_config(config: TransformerConfig, described: Layer) -> TransformerConfig:
-    """The configuration of one layer.
+    """Return the configuration of one layer.
 
     `qk_layernorm` is set here only: set for the whole model, core would sum the gradients of all QK-norms over ranks.
 
@@ -174,8 +173,8 @@ def language_layer_config(config: TransformerConfig, described: Layer) -> Transf
 
 
 def language_layer_spec(config: TransformerConfig, layer: Layer, again: bool) -> ModuleSpec:
-    """Core's layer with attention isolated per sample or linear attention and, where the layer has them, QK-norm of
-    every head, norms behind both branches, experts. `again`: built so that its cheap outputs can be computed again."""
+    """Return core's layer with attention isolated per sample or linear attention and, where the layer has them, QK-norm
+    of every head, norms behind both branches, experts. `again`: built so that its cheap outputs can be recomputed."""
     submodules = layer_submodules(config, again)
     if layer.branch_norms:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
@@ -203,18 +202,18 @@ def language_layer_spec(config: TransformerConfig, layer: Layer, again: bool) ->
 
 
 def linear_attention_spec(config: TransformerConfig, linear: LinearAttention, again: bool) -> ModuleSpec:
-    """Linear attention, built by core's layer instead of attention."""
+    """Return the spec of linear attention, which core's layer builds instead of attention."""
     filled = linear.groups_over(config.tensor_model_parallel_size)
     into, out_of = projections(config, linear.groups, filled, has_bias=False, again=again)
     return ModuleSpec(GatedDeltaNet, params={"linear": linear, "into": into, "out_of": out_of})
 
 
 class Head(MegatronModule):
-    """Final norm, output projection and, where labels are given, the loss of every token that counts.
+    """The last link: final norm, output projection and, where labels are given, the loss of every token that counts.
 
-    [T, 1, width] -> losses [T] in fp32, zero where `batch.supervised` says that none is asked for, or without labels
-    logits [T, local vocabulary], capped where the model's are. Of `vocab_size` rows only those of words are the
-    model's; the others fill up the tensor-parallel group and are never chosen.
+    [T, 1, width] -> losses fp32 [T], zero at tokens not in `batch.supervised`; without labels logits [T, local
+    vocabulary], capped in models that cap. Rows of the projection beyond the model's words are padding, and never
+    chosen.
     """
 
     def __init__(self, config: TransformerConfig, vocab_size: int, language: LanguageArchitecture) -> None:
@@ -233,7 +232,7 @@ class Head(MegatronModule):
         self.words_here = min(max(words - self.linear.tp_group.rank() * local, 0), local)
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """[T, 1, width] -> the loss of every token [T], or without labels its logits [T, words of this rank]."""
+        """Map [T, 1, width] to each token's loss [T], or without labels to logits [T, words of this rank]."""
         hidden = self.norm(hidden)
         if self.config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden)
@@ -254,5 +253,5 @@ class Head(MegatronModule):
         return losses if chosen is None else losses.new_zeros(batch.tokens).index_copy(0, chosen, losses)
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
-        """A checkpoint whose vocabulary is padded otherwise can be read."""
+        """Return core's entries, which a checkpoint with another vocabulary padding can fill."""
         return loads_without_padding(super().sharded_state_dict(*arguments, **options))

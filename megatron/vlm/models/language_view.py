@@ -43,17 +43,17 @@ class LanguageView:
     """Masks and rotary angles of a pack, by kind of layer."""
 
     seen: dict[int | None, Segments]
-    """By the window of a layer's attention; None: full attention."""
+    """Segments, masks and rotation by the window of a layer's attention; None: full attention."""
     balance: Balance | None = None
-    """For the routers of experts."""
+    """Samples and weights for the balance loss of routers."""
     runs: Runs | None = None
-    """For linear attention."""
+    """Samples and chunks for linear attention."""
     words: Tensor | None = None
-    """[T], token ids for the layers' own tables."""
+    """Token ids [T], for the layers' own tables."""
 
 
 class LanguageViewer(torch.nn.Module):
-    """Makes the `LanguageView` of a pack. `dtype` is that of query and key, and of scores, which masks are added to."""
+    """A module that makes the `LanguageView` of a pack. `dtype`: of query and key, and of masks added to scores."""
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class LanguageViewer(torch.nn.Module):
         }
 
     def forward(self, batch: Microbatch) -> LanguageView:
-        """Rotation and segments of every window. Raises UserError if a sample is too long for the model."""
+        """Compute rotation and segments of every window. Raises UserError if a sample is too long for the model."""
         masks = partial(self._masks, batch.full_pack, {})
         seen = {
             window: _seen(batch, partial(masks, attention), self.rotaries[window](batch, self.dtype))
@@ -87,7 +87,7 @@ class LanguageViewer(torch.nn.Module):
         return Runs.of(batch, self.dtype, plain.exchange)
 
     def _words(self, batch: Microbatch) -> Tensor:
-        """The pack's token ids, with an id that no table learns at image tokens."""
+        """Return the pack's token ids, with an id whose row is not trained at image tokens."""
         assert self.inputs is not None
         assert batch.input_ids is not None
         places = Images.of(batch).positions
@@ -95,7 +95,7 @@ class LanguageViewer(torch.nn.Module):
         return batch.input_ids.index_fill(0, places, self.inputs.blank)
 
     def _images(self, batch: Microbatch, number: int) -> tuple[Span, ...]:
-        """The spans of a sample's images, whose tokens attend to each other in both directions."""
+        """Return the spans of a sample's images, whose tokens attend to each other in both directions."""
         begin, images = sum(batch.lengths[:number]), Images.of(batch)
         starts = images.starts
         counts = [self.image_tokens] * len(starts)
@@ -105,13 +105,13 @@ class LanguageViewer(torch.nn.Module):
         return tuple(span for span in spans if span[0] >= 0 and span[1] <= batch.lengths[number])
 
     def _prefix(self, batch: Microbatch, number: int) -> int:
-        """Tokens at the start of a sample that attend to each other in both directions; 0 for padding."""
+        """Return the number of tokens at the start of a sample that attend to each other both ways; 0 for padding."""
         return batch.prefixes[number] if number < len(batch.prefixes) else 0
 
     def _masks(
         self, batch: Microbatch, made: dict[Any, Tensor | None], attention: Attention, numbers: Sequence[int]
     ) -> tuple[Tensor | None, ...]:
-        """Masks of these samples of a pack; equal ones are made once, also for several windows."""
+        """Return masks of these samples of a pack; equal ones are made once, also for several windows."""
         found = []
         for number in numbers:
             length = batch.lengths[number]
@@ -125,8 +125,8 @@ class LanguageViewer(torch.nn.Module):
         return tuple(found)
 
     def _mask(self, length: int, images: Sequence[Span], window: int, prefix: int, whole: bool) -> Tensor | None:
-        """Zero where a query sees a key. One tensor for all layers, in the form that torch keeps and does not copy: in
-        the scores' precision, rows a multiple of eight apart."""
+        """Make a mask, zero where a query sees a key, -inf elsewhere. All layers share it, in the form that torch keeps
+        and does not copy: in the scores' precision, rows a multiple of eight apart."""
         seen = seen_keys(length, images, window, prefix, whole)
         if seen is None:
             return None
@@ -137,7 +137,7 @@ class LanguageViewer(torch.nn.Module):
 def _seen(
     batch: Microbatch, masks: Callable[[Sequence[int]], tuple[Tensor | None, ...]], rotation: Rotation | None
 ) -> Segments:
-    """The samples of a pack or share; `masks` makes those of samples by their numbers in the pack."""
+    """Return the segments of a pack or of this rank's shard; `masks` makes the masks of samples by their numbers."""
     share = batch.shard
     if share is None or not share.split.samples:
         found = masks(range(len(batch.lengths)) if share is None else share.segments)
@@ -156,7 +156,7 @@ def _seen(
 def seen_keys(
     length: int, images: Sequence[Span], window: int | None, prefix: int = 0, images_whole: bool = False
 ) -> Tensor | None:
-    """[length, length] whether a query (row) of a sample sees a key (column); None where it sees all up to itself.
+    """Return [length, length], true where a query (row) sees a key (column); None where it sees all up to itself.
 
     Tokens of one image also see those behind them; with `images_whole`, or among the first `prefix` tokens, also those
     before at any distance, past `window`.

@@ -33,19 +33,19 @@ from omnibal_ext.modalities.language.layer import LayerInputs
 
 
 class Numbers(NamedTuple):
-    """Constants of a layer."""
+    """Constants of a layer's second input."""
 
     width: int
     epsilon: float
     scale: float
-    """Of what a matrix makes of the first hidden states."""
+    """Factor of the projected first hidden states."""
     of_rows: float
-    """Of a table's rows, rounded as weights are."""
+    """Factor of a table's rows, rounded to the weights' precision."""
     activation: Callable[[Tensor], Tensor]
 
 
 class LayerInput(MegatronModule):
-    """Of one layer: hidden states, the first hidden states [rows here, 1, width], words [T] -> the hidden states."""
+    """The second input of one layer: hidden states and first ones [rows here, 1, width], words [T] -> hidden states."""
 
     def __init__(self, config: TransformerConfig, inputs: LayerInputs) -> None:
         super().__init__(config)
@@ -70,7 +70,7 @@ class LayerInput(MegatronModule):
         tensor_parallel.set_tensor_model_parallel_attributes(self.table, is_parallel=True, dim=1, stride=1)
 
     def forward(self, hidden: Tensor, words: Tensor, first: Tensor, weight: Tensor) -> Tensor:
-        """`weight` [width] is that of the norm which all layers have in common."""
+        """Return hidden states plus the second input's branch; `weight` [width]: of the norm that all layers share."""
         gate, _ = self.gate(hidden)
         context, _ = self.context(first)
         rows = embedding(words, self.table, padding_idx=self.blank).unsqueeze(1)
@@ -84,7 +84,7 @@ class LayerInput(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
-        """The table is cut along its second axis."""
+        """Return core's entries and the table's, which is cut along its second axis."""
         state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         groups = ensure_metadata_has_dp_cp_group(metadata)["dp_cp_group"]
         own = make_sharded_tensors_for_checkpoint(
@@ -95,13 +95,13 @@ class LayerInput(MegatronModule):
 
 @jit_fuser
 def _sum_of_squares(context: Tensor) -> Tensor:
-    """fp32 [..., 1]"""
+    """Sum the squares of the last axis, fp32 [..., 1]."""
     return context.float().square().sum(dim=-1, keepdim=True)
 
 
 @jit_fuser
 def _combined(gate: Tensor, context: Tensor, squares: Tensor, weight: Tensor, rows: Tensor, numbers: Numbers) -> Tensor:
-    """What the gate lets pass of the normalised context and of the table's rows."""
+    """Add the normalised context and the table's rows, and multiply by the activated gate."""
     normalised = context.float() * (
         numbers.scale * torch.rsqrt(numbers.scale**2 * squares / numbers.width + numbers.epsilon)
     )

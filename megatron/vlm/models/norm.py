@@ -1,4 +1,4 @@
-"""Normalisation layers, with what tensor and sequence parallelism ask of them."""
+"""Normalisation layers whose weights are right under tensor and sequence parallelism."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ from megatron.vlm.models.attention.padding import loads_without_padding, zero_pa
 def build_norm(
     config: TransformerConfig, hidden_size: int, eps: float = 1e-5, kind: str | None = None
 ) -> torch.nn.Module:
-    """RMSNorm, CentredRMSNorm or LayerNorm, as `kind` or else the configuration says.
+    """Build RMSNorm, CentredRMSNorm or LayerNorm, as `kind` or else the configuration says.
 
     Under sequence parallelism a rank sees a share of the tokens: the mark makes Megatron sum the gradients over ranks.
     """
@@ -31,7 +31,7 @@ def build_norm(
 
 
 class CentredRMSNorm(torch.nn.Module):
-    """RMSNorm that multiplies with 1 + weight, in fp32 (Gemma): [..., width] -> the same."""
+    """RMSNorm that multiplies with 1 + weight, in fp32 (Gemma): [..., width] -> [..., width]."""
 
     def __init__(self, hidden_size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ NORMS = {"RMSNorm": torch.nn.RMSNorm, "LayerNorm": torch.nn.LayerNorm, "CentredR
 
 
 class HeadRMSNorm(torch.nn.RMSNorm):
-    """RMSNorm of every head by itself, with one weight for all heads (Qwen3, Gemma 3): [s, b, local heads, d] -> same.
+    """RMSNorm of every head [s, b, local heads, d] by itself, with one weight for all heads (Qwen3, Gemma 3).
 
     Under tensor parallelism a rank has some of the heads: the weight's gradient is summed over the group in the
     backward pass. (Core sums it at the end of the iteration, by a name that the ViT's full-width norms have too, whose
@@ -68,7 +68,7 @@ class HeadRMSNorm(torch.nn.RMSNorm):
             torch.nn.init.zeros_(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Normalise the last axis."""
+        """Normalise the last axis; the weight's gradient is summed over the tensor-parallel group."""
         weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.weight)
         # A key of its own: as a part of what was projected it would keep query and value for backward.
         hidden = hidden.contiguous()
@@ -78,7 +78,7 @@ class HeadRMSNorm(torch.nn.RMSNorm):
 
 
 def normalised_heads(hidden: Tensor, epsilon: float) -> Tensor:
-    """RMSNorm of every head by itself, without a weight: [..., d] -> the same."""
+    """Normalise every head by itself (RMSNorm) without a weight: [..., d] -> [..., d]."""
     # Of its own: as a part of what was projected it would keep query and key for backward.
     return rms_norm(hidden.contiguous(), hidden.shape[-1:], None, epsilon)
 
@@ -95,7 +95,7 @@ class BranchNormAdd(torch.nn.Module):
         self.norm = build_norm(config, config.hidden_size, config.layernorm_epsilon)
 
     def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
-        """What core calls with (x, bias), residual and probability."""
+        """Return the function that core calls with (x, bias), residual and dropout probability."""
         return partial(self._add, training)
 
     def _add(
@@ -108,7 +108,7 @@ class BranchNormAdd(torch.nn.Module):
 class FullWidthRMSNorm(torch.nn.Module):
     """RMSNorm of a query or key over all `heads` together (InternViT-6B), not head by head.
 
-    Heads that only fill up the tensor-parallel group are zero and do not count. `normalise_together` applies two.
+    Padding heads are zero and do not count. `normalise_together` applies two.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, heads: int, eps: float = 1e-6) -> None:
@@ -124,7 +124,7 @@ class FullWidthRMSNorm(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
-        """The weight is cut along its only axis, like the heads it belongs to."""
+        """Return the weight, cut along its only axis like the heads it belongs to."""
         return loads_without_padding(
             make_sharded_tensors_for_checkpoint(
                 self.state_dict(prefix="", keep_vars=True), prefix, {"weight": 0}, sharded_offsets
@@ -135,7 +135,7 @@ class FullWidthRMSNorm(torch.nn.Module):
 def normalise_together(
     query: Tensor, key: Tensor, query_norm: FullWidthRMSNorm, key_norm: FullWidthRMSNorm
 ) -> tuple[Tensor, Tensor]:
-    """Query and key [s, b, local heads, d], each under its own norm.
+    """Normalise query and key [s, b, local heads, d], each by its own norm.
 
     A tensor-parallel rank holds some heads: both sums of squares are reduced over the group at once, forward and back.
     """
@@ -151,7 +151,7 @@ def normalise_together(
 
 @jit_fuser
 def _sums_of_squares(query: Tensor, key: Tensor) -> Tensor:
-    """[s, b, 1, 2] fp32, over the heads of this rank."""
+    """Sum the squares of query and key over the heads of this rank, fp32 [s, b, 1, 2]."""
     return torch.cat([t.float().square().sum(dim=(-2, -1), keepdim=True) for t in (query, key)], dim=-1)
 
 

@@ -12,18 +12,18 @@ from megatron.vlm.models.again import run_again
 class Perceptron(MLP):
     """Core's perceptron, gated or not, with the model's own activation.
 
-    It is fused with the bias before it where there is a compiler.
+    The activation is fused with the bias before it where there is a compiler.
     """
 
     activates_again = False
     """Whether the activation function's output is recomputed."""
     activate: Callable[..., Tensor] | None = None
-    """Replaces the activation function (with bias and gate) between both matrices."""
+    """Function that replaces the activation (with bias and gate) between both matrices; None: the configuration's."""
 
     def forward(
         self, hidden: Tensor, per_token_scale: Tensor | None = None, **_: object
     ) -> tuple[Tensor, Tensor | None]:
-        """[rows, 1, width] -> the same, and the last bias where the caller adds it."""
+        """Map [rows, 1, width] to [rows, 1, width]; also return the last bias, where the caller adds it."""
         inner, bias = self.linear_fc1(hidden)
         activate = self.activate or (_gated if self.config.gated_linear_unit else _activated)
         arguments = (inner, bias, self.config.activation_func)

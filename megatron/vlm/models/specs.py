@@ -5,8 +5,8 @@
 | transformer_engine | Transformer Engine's | inside the projection behind them |
 | local | core's | torch's |
 
-A checkpoint of one machine loads on the other: where a norm sits inside a projection, its weight still carries the name
-of a norm in front of it. Layers whose cheap outputs are computed again (`again`) have torch's norms on both.
+A checkpoint of one implementation loads with the other: where a norm is inside a projection, its weight still carries
+the name of a norm in front of it. Layers whose cheap outputs are recomputed (`again`) have torch's norms in both.
 """
 
 from dataclasses import replace
@@ -32,16 +32,16 @@ NORMS_INSIDE = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
     "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
 }
-"""Where Transformer Engine holds the weights of norms, and what checkpoints call them."""
+"""Prefixes of norm weights in Transformer Engine's layers -> those in checkpoints."""
 
 
 def by_transformer_engine(config: TransformerConfig) -> bool:
-    """Whether layers of this configuration are built from Transformer Engine."""
+    """Check whether layers of this configuration are built from Transformer Engine."""
     return bool(config.transformer_impl == "transformer_engine")
 
 
 def layer_submodules(config: TransformerConfig, again: bool) -> TransformerLayerSubmodules:
-    """A layer with norms in front of attention and perceptron; the caller sets the attention and what else differs.
+    """Return a layer with norms before attention and perceptron; the caller sets the attention and what else differs.
 
     `again`: norms outside of projections, and our perceptron, with both implementations.
     """
@@ -64,8 +64,8 @@ def layer_submodules(config: TransformerConfig, again: bool) -> TransformerLayer
 def projections(
     config: TransformerConfig, groups: int, filled: int | None, has_bias: bool, again: bool, **into_it: Any
 ) -> tuple[partial[Any], partial[Any]]:
-    """The projections to query, key and value (with the norm, where it is inside) and behind the attention, padded
-    from the model's `groups` of heads to `filled`. `into_it`: further arguments of the first."""
+    """Return the projections to query, key and value (with the norm, where it is inside) and behind the attention,
+    padded from the model's `groups` of heads to `filled`. `into_it`: further arguments of the first."""
     into, out_of = ColumnParallelLinear, RowParallelLinear
     if by_transformer_engine(config):
         into = transformer_engine.Columns if again else transformer_engine.NormAndColumns
@@ -77,7 +77,7 @@ def projections(
 
 
 def perceptron_projections(config: TransformerConfig) -> MLPSubmodules:
-    """Both projections of a perceptron that has no norm inside."""
+    """Return both projections of a perceptron that has no norm inside."""
     found: MLPSubmodules = layer_submodules(config, again=True).mlp.keywords["submodules"]
     return found
 
@@ -90,6 +90,6 @@ def set_projections(
     again: bool,
     **into_it: Any,
 ) -> None:
-    """Give core's attention the projections of `projections`."""
+    """Set the projections of core's attention to those of `projections`."""
     found = projections(config, groups, config.num_query_groups, has_bias, again, **into_it)
     attention.linear_qkv, attention.linear_proj = found

@@ -1,4 +1,4 @@
-"""Removes and appends the padding rows behind a pack's ViT tokens, which make the tensor-parallel size divide them.
+"""Padding rows behind a pack's ViT tokens, which make the tensor-parallel size divide them: removed and appended.
 
 Slicing would give the same, but its backward pass writes all rows once for each slice.
 """
@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 class SplitHeads(torch.autograd.Function):
-    """[rows, 1, heads, 3 d] -> query, key, value [count, 1, heads, d], views of the first `count` rows."""
+    """A split of [rows, 1, heads, 3 d] into query, key, value [count, 1, heads, d], views of the first `count` rows."""
 
     @staticmethod
     def forward(ctx: Any, mixed: Tensor, count: int) -> tuple[Tensor, ...]:
-        """Nothing is computed and nothing kept."""
+        """Return views; nothing is computed or kept."""
         ctx.shape, ctx.count = mixed.shape, count
         return mixed[:count].chunk(3, dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Each gradient is written once, where it belongs; rows that fill up get zero."""
+        """Write each gradient once, where it belongs; padding rows get zero."""
         whole = grads[0].new_empty(ctx.shape)
         whole[ctx.count :].zero_()
         for part, grad in zip(whole[: ctx.count].chunk(3, dim=-1), grads, strict=True):
@@ -29,11 +29,11 @@ class SplitHeads(torch.autograd.Function):
 
 
 class FillUp(torch.autograd.Function):
-    """[count, 1, width] -> [rows, 1, width], with rows of zeros behind."""
+    """Padding of [count, 1, width] to [rows, 1, width] with rows of zeros behind."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, rows: int) -> Tensor:
-        """Copies the tokens."""
+        """Copy the tokens, and append zeros."""
         ctx.count = len(tokens)
         filled = tokens.new_empty(rows, *tokens.shape[1:])
         filled[: ctx.count].copy_(tokens)
@@ -42,5 +42,5 @@ class FillUp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """A view."""
+        """Return a view of the tokens' gradient."""
         return grad[: ctx.count], None

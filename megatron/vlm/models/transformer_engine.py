@@ -1,6 +1,6 @@
-"""Transformer Engine: all our uses of it are in this file.
+"""Transformer Engine: all uses of it are in this file.
 
-Can be imported without Transformer Engine, but then not used. `tests/engine` has a stand-in for CPUs.
+It can be imported without Transformer Engine, but then not used. `tests/engine` has a stand-in for CPUs.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from megatron.vlm.microbatch import Segments
 NormAndColumns: type = TELayerNormColumnParallelLinear
 """A norm and the column-parallel projection behind it."""
 Columns: type = TEColumnParallelLinear
-"""The projection without it."""
+"""A column-parallel projection."""
 Rows: type = TERowParallelLinear
 """A row-parallel projection."""
 
 
 def attention_over_pack(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
-    """Attention inside each segment: query [T, heads, d], key and value [T, groups, d] -> [T, heads * d]."""
+    """Compute attention inside each segment: query [T, heads, d], key and value [T, groups, d] -> [T, heads * d]."""
     return _thd_kernel(query.shape[1], key.shape[1], query.shape[2], scale)(
         query,
         key,
@@ -40,7 +40,7 @@ def attention_over_pack(query: Tensor, key: Tensor, value: Tensor, segments: Seg
 
 
 def delays(module: torch.nn.Module) -> bool:
-    """Whether this is a Transformer Engine linear layer that delays its weight gradients until `backward_dw`."""
+    """Check whether a module is a Transformer Engine linear layer that delays its weight gradients to `backward_dw`."""
     store = getattr(module, "wgrad_store", None)
     return store is not None and bool(store.delay_wgrad_compute())
 
@@ -61,7 +61,7 @@ def mark_delayed(module: torch.nn.Module) -> None:
     """Let the data-parallel hooks of layers that delay wait for `backward_dw`.
 
     Transformer Engine marks their weights so; core makes new biases where it initialises on the host. A bias that core
-    adds behind the layer has its gradient with the backward pass, and is not put off.
+    adds behind the layer gets its gradient in the backward pass, without delay.
     """
     for layer in module.modules():
         if delays(layer) and isinstance(layer.bias, torch.nn.Parameter):
@@ -71,9 +71,9 @@ def mark_delayed(module: torch.nn.Module) -> None:
 def compute_late(layer: Any) -> None:
     """Compute the layer's oldest delayed gradients, without those of a bias that core adds after it.
 
-    With fused accumulation B sets a dummy gradient of the weight, which the hooks after W remove: if several B come
-    before a W, each W needs its own. A pack that skips the layer leaves a zero gradient of the bias, which would keep
-    the layer from setting one.
+    With fused accumulation the backward pass B sets a dummy gradient of the weight, which the hooks after `backward_dw`
+    W remove: if several B come before a W, each W needs its own. A pack that skips the layer leaves a zero gradient of
+    the bias, which would keep the layer from setting one.
     """
     from transformer_engine.pytorch.module.base import get_dummy_wgrad
 
@@ -91,7 +91,7 @@ def compute_late(layer: Any) -> None:
 
 @cache
 def _thd_kernel(heads: int, groups: int, width: int, scale: float | None) -> Callable[..., Tensor]:
-    """One for all layers, outside of the model: it has no weights."""
+    """Make the kernel, one for all layers and outside of the model: it has no weights."""
     from transformer_engine.pytorch import DotProductAttention
 
     kernel: Callable[..., Tensor] = DotProductAttention(

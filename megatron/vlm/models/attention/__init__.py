@@ -1,1 +1,1 @@
-"""Attention of a pack: no sample sees another, heads fill up ranks, queries and keys turn."""
+"""Attention over a pack: samples isolated, heads padded for tensor parallelism, queries and keys rotated."""

@@ -45,15 +45,14 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Segments, float | None], Tensor]
 class IsolatedAttention(MegatronModule):
     """Softmax attention inside each segment of a pack: causal inside samples, bidirectional inside images.
 
-    Shapes in and out are core's: query [T, 1, heads, d], key and value [T, 1, groups, d] -> [T, 1, heads * d]. Cost:
-    sum of len^2.
+    Shapes as core's: query [T, 1, heads, d], key and value [T, 1, groups, d] -> [T, 1, heads * d]. Cost: sum of len^2.
     """
 
     sees_images = False
-    """Whether its segments are images or windows of them, and not samples."""
+    """Whether segments are images or windows of them, and not samples."""
 
     def __init__(self, config: TransformerConfig, cap: float | None = None, **_: Any) -> None:
-        """Scores x become cap tanh(x / cap)."""
+        """Choose the kernel for this configuration; with `cap`, scores x become cap tanh(x / cap)."""
         super().__init__(config)
         self.cap = cap
         name = "sample_by_sample" if cap else choose_kernel(config, self.sees_images)
@@ -69,7 +68,7 @@ class IsolatedAttention(MegatronModule):
         packed_seq_params: Segments | None = None,
         **_: Any,
     ) -> Tensor:
-        """Query, key, value [T, 1, heads, width] -> [T, 1, heads x width], sample by sample of the pack."""
+        """Map query [T, 1, heads, d], key, value [T, 1, groups, d] to [T, 1, heads * d]; a rotation comes first."""
         assert packed_seq_params is not None
         if packed_seq_params.rotation is not None:
             query, key = turned(query, key, *packed_seq_params.rotation)
@@ -84,14 +83,14 @@ class IsolatedAttention(MegatronModule):
         return torch.cat([parts, whole]).unsqueeze(1)
 
     def _of_parts(self, query: Tensor, key: Tensor, value: Tensor, exchange: HeadExchange) -> Tensor:
-        """For samples that are split over several ranks: this rank computes some heads of all their rows."""
+        """Compute attention of samples split over ranks: each rank computes some heads of all their rows."""
         heads, width = query.shape[1:]
         query, key, value = rows_to_heads(query, key, value, exchange)
         out = self._inside(query, key, value, exchange.segments) if query.shape[1] else query.flatten(1)
         return heads_to_rows(out.unflatten(1, (-1, width)) if out.numel() else query, heads, exchange).flatten(1)
 
     def _inside(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
-        """[rows, heads, width] of whole samples -> [rows, heads x width]."""
+        """Map query, key, value [rows, heads or groups, d] of whole samples to [rows, heads * d]."""
         if self.kernel is None or segments.masks:
             return self._sample_by_sample(query, key, value, segments)
         return self.kernel(query, key, value, segments, self.config.softmax_scale)
@@ -105,7 +104,7 @@ class IsolatedAttention(MegatronModule):
 
 
 class ImageAttention(IsolatedAttention):
-    """The same inside images at native resolution."""
+    """Attention inside images at native resolution, or inside windows of them."""
 
     sees_images = True
     tokens = 1
@@ -125,7 +124,7 @@ class TileAttention(MegatronModule):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> Tensor:
-        """Query, key, value [tokens x tiles, 1, heads, width] -> [rows, 1, heads x width]."""
+        """Map query, key, value [tokens * tiles, 1, heads, d] to [rows, 1, heads * d]."""
         tiles = len(query) // self.tokens
         by_tile = (t.unflatten(0, (self.tokens, tiles)).squeeze(2).transpose(0, 1) for t in (query, key, value))
         out = by_torch(self, False, *by_tile).transpose(0, 1).flatten(0, 1).unsqueeze(1)
@@ -138,9 +137,9 @@ def by_torch(
     module: MegatronModule, causal: bool, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None,
     cap: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """A batch of sequences of one length: query [b, s, heads, d] -> [b, s, heads * d]; dropout as `module` says.
+    """Run torch's attention on sequences of one length: query [b, s, heads, d] -> [b, s, heads * d].
 
-    `mask` [s, s] is added to the scores, and replaces `causal`; before, scores x become cap tanh(x / cap).
+    Scores x become cap tanh(x / cap), then `mask` [s, s], which replaces `causal`, is added. Dropout: the module's.
     """
     if mask is not None or cap:  # no kernel of torch's takes both a mask and groups of heads, but the slowest
         key, value = (tensor.repeat_interleave(query.shape[2] // key.shape[2], dim=2) for tensor in (key, value))
@@ -170,7 +169,7 @@ def _capped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, cap: float,
     drop: float,
 ) -> Tensor:  # fmt: skip
-    """[b, heads, s, d] of each -> the same; no kernel of torch's caps scores."""
+    """Compute attention with capped scores, which torch's kernels have not: [b, heads, s, d] of each and out."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = cap * torch.tanh((query @ key.transpose(-2, -1)).float() * (scale / cap))
     if mask is not None:
@@ -196,7 +195,7 @@ def _flash_attention_4(query: Tensor, key: Tensor, value: Tensor, segments: Segm
 def _packed(
     function: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None
 ) -> Tensor:
-    """By one of flash-attn's functions, with `platform.PACKED` by name."""
+    """Call one of flash-attn's functions, with the arguments of `platform.PACKED` by name."""
     out = function(
         query,
         key,
@@ -237,7 +236,7 @@ def _variable_length(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
 
 @cache
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Their names; looked up once, as that takes as long as a kernel."""
+    """Return the parameters' names; cached, as looking them up takes as long as a kernel."""
     return frozenset(inspect.signature(function).parameters)
 
 
@@ -247,13 +246,13 @@ KERNELS: dict[str, Kernel] = {
     "flash_attention": _flash_attention,
     "variable_length": _variable_length,
 }
-"""One call a pack, in half precision and without dropout; in the order of `platform.attention_kernels`."""
+"""Kernels that take a pack in one call, for half precision without dropout, in `platform.attention_kernels`' order."""
 WIDEST = 128
-"""Numbers of a head that Transformer Engine's kernel is preferred for."""
+"""Largest head width for which Transformer Engine's kernel is preferred."""
 
 
 def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
-    """The kernel for packs here, in this precision: one of `KERNELS`, else "sample_by_sample".
+    """Name the kernel for packs on this machine and precision: one of `KERNELS`, or "sample_by_sample".
 
     `sees_images`: for many short segments.
     """
@@ -266,5 +265,5 @@ def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
 
 @cache
 def _say(name: str) -> None:
-    """Once a process, in the log of the first rank."""
+    """Print the kernel's name on the first rank, once a process."""
     print_rank_0(printable(f"attention over packs: {name.replace('_', ' ')}"))

@@ -1,4 +1,4 @@
-"""Attention with a norm of every value head, as of queries and keys; keys may serve as values (Gemma 4).
+"""Attention that normalises value heads, as well as those of queries and keys; keys may serve as values (Gemma 4).
 
 Keys and values may be an earlier layer's, after their norms (Gemma 4 E2B).
 """
@@ -12,10 +12,10 @@ from megatron.vlm.models.norm import normalised_heads
 
 
 class NormedValues(SelfAttention):
-    """Core's attention, with a norm without weight of every value head."""
+    """Core's attention, with an RMSNorm without weight on every value head."""
 
     gives = False
-    """Later layers use its keys and values."""
+    """Whether later layers use this layer's keys and values."""
     given: tuple[Tensor, ...] = ()
     """Key and value [T, 1, local groups, d] of the current pack, before RoPE."""
 
@@ -26,7 +26,7 @@ class NormedValues(SelfAttention):
         output_gate: bool = False,
         split_qkv: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """[rows, 1, width] (this rank's) -> query [tokens, 1, local heads, d], key and value [tokens, 1, groups, d]."""
+        """Project this rank's rows [n, 1, width] to query [T, 1, local heads, d], key and value [T, 1, groups, d]."""
         query, key, value = self._projected(hidden_states)
         if self.gives:
             self.given = key, value
@@ -43,7 +43,7 @@ class NormedValues(SelfAttention):
 
 
 class KeysAsValues(NormedValues):
-    """The same with one projection for keys and values, normalised separately for each.
+    """Attention with one projection for keys and values, normalised separately for each.
 
     If there are more ranks than groups, several ranks share one: each gathers all of it, and uses its own heads.
     """
@@ -66,7 +66,7 @@ class KeysAsValues(NormedValues):
 
 
 class QueriesAlone(NormedValues):
-    """The same where key and value are an earlier layer's, which the layer puts into `taken` for each pack."""
+    """Attention whose key and value are an earlier layer's; the layer puts them into `taken` for each pack."""
 
     taken: tuple[Tensor, ...] = ()
 

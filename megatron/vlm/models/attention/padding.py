@@ -3,9 +3,9 @@
     25 heads on 4 ranks                                  | 7 | 7 | 7 | 4 + 3 of zeros |
     14 heads that share 2 keys and values, on 4 ranks    | 7 | 7 | 7 of zeros | 7 of zeros |
 
-A group of heads that share key and value stays on one rank; a head with its own is a group of one. A padding head,
-whose weights are all zero, outputs zero and gets gradients of exactly zero: the model is the same. Padding comes last,
-so weights differ between tensor-parallel sizes in trailing zeros only, and checkpoints load at any size.
+Heads that share a key and value are a group, and stay on one rank; without sharing, each head is a group. A padding
+head, whose weights are all zero, outputs zero and gets gradients of exactly zero: the model is the same. Padding comes
+last, so weights differ between tensor-parallel sizes in trailing zeros only, and checkpoints load at any size.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ Initialization = Callable[[Tensor], Any]
 
 
 def zero_padding(weight: Tensor, dim: int, true_size: int, group: ProcessGroup) -> None:
-    """Zero what lies behind `true_size` of a weight cut along `dim` over the ranks of `group`."""
+    """Set to zero the entries from `true_size` on of a weight that is cut along `dim` over the ranks of `group`."""
     local = weight.shape[dim]
     true_local = min(max(true_size - group.rank() * local, 0), local)
     weight.data.narrow(dim, true_local, local - true_local).zero_()
 
 
 def loads_without_padding(state: ShardedStateDict) -> ShardedStateDict:
-    """Let a checkpoint of another group size be read: what it lacks is filled with zeros, what is beyond is dropped."""
+    """Let entries be read from a checkpoint of another group size: what is missing becomes zero, surplus is dropped."""
     for entry in state.values():
         if isinstance(entry, ShardedTensor):
             entry.allow_shape_mismatch = True
@@ -36,7 +36,7 @@ def loads_without_padding(state: ShardedStateDict) -> ShardedStateDict:
 
 
 class Padded:
-    """Mixed into a linear class: a projection whose weight has `true_size` rows or columns of true heads."""
+    """A mixin of linear classes: a projection of which only `true_size` rows or columns belong to true heads."""
 
     dim: int
     """Axis of the weight that is cut over the ranks."""
@@ -50,14 +50,14 @@ class Padded:
         zero_padding(self.weight, self.dim, true_size, tp_group)
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
-        """As core's."""
+        """Return core's entries, which a checkpoint of another tensor-parallel size can fill."""
         return loads_without_padding(super().sharded_state_dict(*arguments, **options))  # type: ignore[misc]
 
 
 class QueryKeyValue(Padded):
-    """The projection to query, key and value, for `groups` true groups of heads of `filled` with those of zeros.
+    """The projection to query, key and value, for `groups` true groups of heads among `filled` with padding.
 
-    Its bias is the model's own choice. `heads_less` has a group than query, key and value together: one where one
+    `has_bias` replaces core's setting. `heads_less`: heads that each group lacks of query, key and value: one where one
     matrix gives keys and values, two where it gives neither.
     """
 
@@ -73,7 +73,7 @@ class QueryKeyValue(Padded):
 
 
 class AttentionOutput(Padded):
-    """The projection behind the attention, for `groups` true groups of `filled`."""
+    """The projection behind the attention, for `groups` true groups of heads among `filled` with padding."""
 
     dim = 1
 
@@ -83,12 +83,12 @@ class AttentionOutput(Padded):
 
 @cache
 def mixed(mixin: type, projection: type) -> type:
-    """The projection's class with the mixin in front."""
+    """Return the subclass of `projection` with the mixin in front; the same one each time."""
     return type(mixin.__name__, (mixin, projection), {})
 
 
 def _draw(init_method: Initialization, dim: int, true_size: int, weight: Tensor) -> None:
-    """Draw no more than the true heads: a weight drawn whole has the numbers that it has on one rank."""
+    """Draw the weights of true heads only, so that a weight drawn whole has the same numbers as on one rank."""
     shape = list(weight.shape)
     shape[dim] = min(true_size, shape[dim])
     drawn = weight.new_empty(shape)

@@ -1,4 +1,4 @@
-"""Rotary positions of a pack, counted inside each sample."""
+"""Rotary positions of a pack, counted from the start of each sample."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from omnibal_ext.modalities.vision.architecture import NativeResolution
 
 
 class Rotary(torch.nn.Module):
-    """The rotation of every token, by its position inside its sample."""
+    """A module that makes the rotation of every token, by its position inside its sample."""
 
     def __init__(
         self, rope: Rope, width: int, max_positions: int | None = None, native: NativeResolution | None = None
@@ -31,7 +31,7 @@ class Rotary(torch.nn.Module):
         self.frequencies = rotary_frequencies(rope, width)
 
     def forward(self, batch: Microbatch, dtype: torch.dtype) -> Rotation:
-        """Rotation of query and key in this precision. Raises UserError if a sample is too long for the model."""
+        """Return the rotation of query and key in `dtype`. Raises UserError if a sample is too long for the model."""
         scaling = self.rope.scaling
         found = rotation(self.angles(batch), dtype, scaling.attention_factor if scaling else 1.0)
         if scaling is None or not scaling.query_beta:
@@ -41,7 +41,7 @@ class Rotary(torch.nn.Module):
         return found._replace(query_factors=factors.to(dtype)[:, None, None, None])
 
     def angles(self, batch: Microbatch) -> Tensor:
-        """Angles of every token, [T, 1, 1, rotary width]. Raises UserError if a sample is too long for the model."""
+        """Return tokens' angles, [T, 1, 1, rotary width]. Raises UserError if a sample is too long for the model."""
         longest = max(batch.full_pack.lengths)
         if self.max_positions is not None and longest > self.max_positions:
             raise UserError(
@@ -58,7 +58,7 @@ class Rotary(torch.nn.Module):
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
     def _of_long_samples(self, batch: Microbatch, scaling: RopeScaling) -> Tensor:
-        """Dynamic scaling: the frequencies of each sample depend on its length."""
+        """Compute angles under dynamic scaling: the frequencies of each sample depend on its length."""
         lengths = batch.full_pack.lengths
         widths = torch.stack(
             [stretched_frequencies(self.rope.theta, self.width, scaling, length) for length in lengths]
@@ -68,7 +68,7 @@ class Rotary(torch.nn.Module):
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
     def _by_axis(self, batch: Microbatch) -> Tensor:
-        """M-RoPE: each frequency belongs to one axis: time, row or column."""
+        """Compute M-RoPE's angles: each frequency turns by the position on one axis, time, row or column."""
         pack, native = batch.full_pack, self.native
         assert native is not None
         seen = Images.of(pack)
@@ -80,7 +80,7 @@ class Rotary(torch.nn.Module):
 
 
 def rotary_axes(sections: Sequence[int], interleaved: bool) -> list[int]:
-    """The axis of each frequency of M-RoPE: 0 time, 1 row, 2 column; section by section.
+    """Return the axis of each frequency of M-RoPE: 0 time, 1 row, 2 column; section by section.
 
     Interleaved, they take turns while rows and columns have some left, and time has the rest: 0 1 2 0 1 2 ... 0 0.
     """
@@ -90,7 +90,7 @@ def rotary_axes(sections: Sequence[int], interleaved: bool) -> list[int]:
 
 
 def stretched_frequencies(theta: float, width: int, scaling: RopeScaling, length: int) -> Tensor:
-    """Radians a position of a sample so long, fp32 [numbers that turn / 2]: the base grows with it (NTK-aware)."""
+    """Return radians a position for a sample of `length`, fp32 [width / 2]: the base grows with it (NTK-aware)."""
     longer = max(length, scaling.original_positions) / scaling.original_positions
     base = (scaling.factor * longer - (scaling.factor - 1)) ** (width / (width - 2))
     return _plain_frequencies(theta * base, width)
@@ -101,7 +101,7 @@ def _plain_frequencies(theta: float, width: int) -> Tensor:
 
 
 def rotary_frequencies(rope: Rope, width: int) -> Tensor:
-    """Radians a position, fp32 [numbers that turn / 2], scaled as the model asks; of short samples, if that matters."""
+    """Return radians a position, fp32 [width / 2], scaled as the model says; under dynamic scaling a short sample's."""
     frequencies = _plain_frequencies(rope.theta, width)
     match rope.scaling:
         case None | RopeScaling(kind="dynamic"):
@@ -122,7 +122,7 @@ def rotary_frequencies(rope: Rope, width: int) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
-    """YaRN: as Llama 3.1's, but partly by the number of the frequency, not by its wave."""
+    """Scale frequencies by YaRN: as Llama 3.1's, but partly by the index of the frequency, not by its wave."""
     width = 2 * len(frequencies)
 
     def number(waves_in_context: float) -> float:
@@ -137,7 +137,7 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
 
 
 def _long_waves_slower(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1: waves as long as the original context are slowed by the factor, short ones not, others partly."""
+    """Scale frequencies as Llama 3.1: waves as long as the original context wholly, short ones not, others partly."""
     waves_in_context = scaling.original_positions * frequencies / (2 * math.pi)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     kept = ((waves_in_context - low) / (high - low)).clamp(0, 1)

@@ -1,7 +1,7 @@
-"""Rotary positions as attention applies them: query and key turn by the angles of their rows.
+"""Rotary positions as attention applies them: query and key are rotated by the angles of their rows.
 
-Core turns them in front of the attention, and takes cosines and sines of the angles anew for each, in every layer: some
-twenty kernels, unless Transformer Engine has one. Here they are taken once a pack, and a layer turns both in one.
+Core rotates them in front of the attention, and takes cosines and sines of the angles anew for each, in every layer:
+some twenty kernels, unless Transformer Engine has one. Here they are taken once a pack, and one kernel rotates both.
 """
 
 from typing import NamedTuple
@@ -12,18 +12,18 @@ from torch import Tensor
 
 
 class Rotation(NamedTuple):
-    """How queries and keys turn."""
+    """Cosines and sines that rotate the queries and keys of a pack."""
 
     cosines: Tensor
-    """Of the angle of every row and number of a head that turns, [rows, 1, 1, numbers]; or of each part of a head that
-    turns by itself, [rows, 1, 1, parts, numbers]."""
+    """Cosine of each row's angle at each number of a head that is rotated, [rows, 1, 1, numbers]; or, where parts of a
+    head are rotated separately, [rows, 1, 1, parts, numbers]."""
     sines: Tensor
     query_factors: Tensor | None = None
-    """[rows, 1, 1, 1] What rotated queries are multiplied with; None: 1."""
+    """Factors of rotated queries, [rows, 1, 1, 1]; None: 1."""
 
 
 def rotation(angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotation:
-    """By these angles, fp32, in the precision of what is turned; `factor` is what YaRN multiplies with."""
+    """Make the rotation by these angles (fp32), in `dtype`; `factor` scales cosines and sines (YaRN)."""
     return Rotation((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype))
 
 
@@ -31,8 +31,8 @@ def rotation(angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotatio
 def turned(
     query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, query_factors: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Query [rows, 1, heads, width] and key [rows, 1, groups, width], each pair of numbers turned by its angle; where
-    there are fewer angles than numbers, the others stay as they are."""
+    """Rotate query [rows, 1, heads, width] and key [rows, 1, groups, width]; if there are fewer angles than numbers in
+    a head, the numbers behind stay as they are."""
     query = _turned(query, cosines, sines)
     return query if query_factors is None else query * query_factors, _turned(key, cosines, sines)
 
@@ -47,6 +47,6 @@ def _turned(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def _a_quarter_on(rows: Tensor) -> Tensor:
-    """A pair is a number of the first half of those that turn and one of the second."""
+    """Rotate each pair by 90 degrees: one number of the first half, one of the second."""
     first, second = rows.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)

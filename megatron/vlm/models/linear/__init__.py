@@ -1,1 +1,1 @@
-"""Linear attention: layers that carry a state from token to token, in each sample of a pack by itself."""
+"""Linear attention: layers with a recurrent state, which starts anew in each sample of a pack."""

@@ -6,8 +6,8 @@ from torch.nn.functional import silu
 
 
 def by_shifts(rows: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
-    """Rows [T, width], weight [width, kernel] from the farthest token to the last one, position of each row in its
-    sample [T] -> silu of the convolution [T, width]."""
+    """Compute silu of the convolution of rows [T, width] with weight [width, kernel], whose last column is of the row
+    itself -> [T, width]; `positions` [T]: of each row in its sample."""
     out = rows * weight[:, -1]
     for back in range(1, min(weight.shape[1], len(rows))):
         earlier = torch.cat([rows.new_zeros(back, rows.shape[1]), rows[:-back]])
@@ -16,7 +16,7 @@ def by_shifts(rows: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
 
 
 def by_kernel(rows: Tensor, weight: Tensor, boundaries: Tensor, indices: Tensor) -> Tensor:
-    """The same by flash-linear-attention; `boundaries` int32 [samples + 1], `delta_rule.chunk_indices`."""
+    """Compute `by_shifts` by flash-linear-attention; `boundaries` int32 [samples + 1], `delta_rule.chunk_indices`."""
     from fla.modules.causal_conv1d import causal_conv1d
 
     out, _ = causal_conv1d(

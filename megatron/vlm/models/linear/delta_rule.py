@@ -1,10 +1,10 @@
-"""The gated delta rule over a pack (arXiv 2412.06464): a state for each sample and head, told token by token.
+"""The gated delta rule over a pack (arXiv 2412.06464): a state for each sample and head, updated token by token.
 
     S[t] = e^d[t] S[t-1] + k[t] r[t] (v[t] - e^d[t] S[t-1]^T k[t])^T        out[t] = S[t]^T q[t] / sqrt(width)
 
-How much a state keeps is e^d, how much it learns of a value r; queries and keys have length 1. Samples are cut into
-chunks. What the tokens of a chunk do to each other is one triangular system, solved for all chunks of the pack at once
-(arXiv 2406.06484); then states go from chunk to chunk, those of all samples that have one more, side by side:
+e^d is the share of a state that is kept, r the rate at which it learns a value; queries and keys have length 1. Samples
+are cut into chunks. The effect of a chunk's tokens on each other is one triangular system, solved for all chunks of the
+pack at once (arXiv 2406.06484); then states go from chunk to chunk, for all samples that have one more at once:
 
     sample a   | a0 | a1 | a2 |
     sample b   | b0 |                  steps: a0 c0 b0, a1 c1, a2
@@ -23,14 +23,14 @@ from torch import Tensor
 from megatron.vlm import platform
 
 CHUNK = 64
-"""Tokens, as in transformers and in the kernels: rounding is theirs."""
+"""Tokens of a chunk, as in transformers and in the kernels, so that rounding is theirs."""
 EPSILON = 1e-6
-"""Added to the squared length of a query or key."""
+"""Number added to the squared length of a query or key."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of a pack, ordered by step, within a step by the length of the sample."""
+    """Chunks of a pack's samples, ordered by step; within a step those of the longest samples are first."""
 
     rows: Tensor
     """[chunks, tokens of one], rows of the pack; T behind a sample's end."""
@@ -41,7 +41,7 @@ class Chunks:
 
     @classmethod
     def of(cls, lengths: Sequence[int], size: int = CHUNK) -> "Chunks":
-        """Of samples of these lengths, end to end."""
+        """Cut samples of these lengths, end to end in a pack, into chunks of `size` tokens."""
         begins = [*accumulate(lengths, initial=0)]
         longest_first = sorted(range(len(lengths)), key=lambda sample: -lengths[sample])
         parts, steps = [], []
@@ -59,18 +59,18 @@ class Chunks:
         return cls(platform.to_device(rows), platform.to_device(places), tuple(steps))
 
     def cut(self, rows: Tensor) -> Tensor:
-        """[T, heads, ...] -> [chunks, heads, tokens, ...] in fp32, zero behind a sample's end."""
+        """Cut [T, heads, ...] into [chunks, heads, tokens, ...] in fp32, zero behind a sample's end."""
         filled = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
         return filled[self.rows].float().transpose(1, 2)
 
     def joined(self, chunks: Tensor) -> Tensor:
-        """[chunks, heads, tokens, width] -> [T, heads, width]."""
+        """Join [chunks, heads, tokens, width] to [T, heads, width]."""
         return chunks.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
 
 
 def in_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, chunks: Chunks) -> Tensor:
-    """Query and key [T, heads, key width], value [T, heads, value width], logarithm of what is kept and share that is
-    learned [T, heads] -> [T, heads, value width] in the values' precision; computed in fp32."""
+    """Compute the rule in fp32: query and key [T, heads, key width], value [T, heads, value width], `decay` d and
+    `rate` r [T, heads] -> [T, heads, value width] in the values' precision."""
     q, k = (_unit(chunks.cut(one)) for one in (query, key))
     v, d, r = chunks.cut(value), chunks.cut(decay).cumsum(-1), chunks.cut(rate)[..., None]
     q = q * q.shape[-1] ** -0.5
@@ -105,8 +105,8 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def chunk_indices(lengths: Sequence[int], size: int = CHUNK) -> Tensor:
-    """int32 [chunks, 2] on the device: the sample of each chunk of a pack, and its number there. Kernels that are not
-    given them read the samples' boundaries from the device, for which the host waits."""
+    """Return int32 [chunks, 2] on the device: the sample of each chunk of a pack, and its number there. Kernels that
+    are not given them read the samples' boundaries from the device, for which the host waits."""
     pairs = [(sample, chunk) for sample, length in enumerate(lengths) for chunk in range(-(-length // size))]
     return platform.to_device(torch.tensor(pairs, dtype=torch.int32))
 
@@ -114,7 +114,7 @@ def chunk_indices(lengths: Sequence[int], size: int = CHUNK) -> Tensor:
 def by_kernel(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, boundaries: Tensor, indices: Tensor
 ) -> Tensor:
-    """The same as `in_chunks`, by flash-linear-attention. `boundaries` int32 [samples + 1]; `chunk_indices`."""
+    """Compute `in_chunks` by flash-linear-attention. `boundaries` int32 [samples + 1]; `indices` of `chunk_indices`."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     out, _ = chunk_gated_delta_rule(

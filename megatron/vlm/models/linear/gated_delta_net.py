@@ -34,26 +34,26 @@ from megatron.vlm.models.linear.delta_rule import Chunks, chunk_indices
 from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 CUT = {"convolution": 0, "a_log": 0, "dt_bias": 0}
-"""Its own tensor-parallel weights, and the axis of each."""
+"""Names of the layer's own tensor-parallel weights, and the axis each is cut along."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Positions of a pack's samples, for linear layers; made once for all layers."""
+    """Boundaries and positions of a pack's samples for linear layers, made once for all layers."""
 
     segments: Segments
     positions: Tensor
     """[T], position of each row in its sample."""
     chunks: Chunks | Tensor
-    """For kernels `chunk_indices`."""
+    """Chunks of the samples; for flash-linear-attention's kernels `chunk_indices`."""
     exchange: HeadExchange | None = None
-    """For the first rows, of samples split over several ranks; None: no sample is split."""
+    """The exchange of split samples, which are the first rows; None: no sample is split."""
     together: "Runs | None" = None
-    """The entire split samples."""
+    """The split samples whole, as this rank computes some groups of them."""
 
     @classmethod
     def of(cls, batch: Microbatch, dtype: torch.dtype, exchange: HeadExchange | None = None) -> "Runs":
-        """Of a pack, for layers of this precision."""
+        """Return the runs of a pack, for layers of this precision."""
         if exchange is None or batch.shard is None:
             return cls._of_segments(batch.segments, batch.positions, dtype)
         own = segments_of(batch.lengths[batch.shard.split_segments :])
@@ -69,12 +69,12 @@ class Runs:
 
 
 def by_kernels(dtype: torch.dtype) -> bool:
-    """Whether flash-linear-attention computes layers of this precision here; it rounds fp32 to TF32."""
+    """Check whether flash-linear-attention computes layers of this precision here; it rounds fp32 to TF32."""
     return platform.HAS_LINEAR_ATTENTION and dtype in (torch.bfloat16, torch.float16)
 
 
 class GatedDeltaNet(MegatronModule):
-    """This rank's rows [s, 1, width] -> the same. `into` and `out_of` are classes of its two projections."""
+    """The layer: this rank's rows [s, 1, width] -> [s, 1, width]. `into`, `out_of`: classes of its two projections."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class GatedDeltaNet(MegatronModule):
         self.norm_weight = torch.nn.Parameter(torch.ones(linear.value_width, dtype=config.params_dtype))
 
     def _part(self, whole: Tensor, filled: int) -> torch.nn.Parameter:
-        """This rank's shard of a weight that is padded with zeros to `filled` rows."""
+        """Cut this rank's shard of a weight that is padded with zeros to `filled` rows."""
         rows = torch.cat([whole, whole.new_zeros(filled - len(whole), *whole.shape[1:])])
         part = rows.chunk(self.tp_group.size())[self.tp_group.rank()].to(self.config.params_dtype, copy=True)
         parameter = torch.nn.Parameter(part)
@@ -118,13 +118,13 @@ class GatedDeltaNet(MegatronModule):
         return parameter
 
     def forward(self, hidden: Tensor, packed_seq_params: Runs, **_: Any) -> tuple[Tensor, Tensor | None]:
-        """This rank's rows [s, 1, width] -> the same, and no bias: as core's attention."""
+        """Map this rank's rows [s, 1, width] to [s, 1, width], and no bias (None): core expects both."""
         projected, _ = self.linear_qkv(hidden)
         out: tuple[Tensor, Tensor | None] = self.linear_proj(self._core(projected, packed_seq_params))
         return out
 
     def _core(self, projected: Tensor, runs: Runs) -> Tensor:
-        """[T, 1, groups here x numbers of one] -> [T, 1, values of all heads here]."""
+        """Map projected rows [T, 1, groups here * width of a group] to values [T, 1, width of all heads here]."""
         rows = projected.view(len(projected), self.groups, self.linear.projected)
         if runs.exchange is None or runs.together is None:
             return self._inside(rows, runs, 0, self.groups).unsqueeze(1)
@@ -136,7 +136,7 @@ class GatedDeltaNet(MegatronModule):
         return torch.cat([parts, self._inside(rows[cut:], runs, 0, self.groups)]).unsqueeze(1)
 
     def _inside(self, rows: Tensor, runs: Runs, first: int, end: int) -> Tensor:
-        """Whole samples [T, groups, numbers of one], of groups `first` to `end` here -> [T, values of their heads]."""
+        """Map whole samples [T, groups, width of one], groups `first` to `end`, to values [T, width of their heads]."""
         linear, values = self.linear, self.linear.heads_a_group * self.linear.value_width
         if not rows.numel():  # others of the team have them; gradients of all weights are waited for
             weights = (self.convolution, self.a_log, self.dt_bias, self.norm_weight)
@@ -166,7 +166,7 @@ class GatedDeltaNet(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
-        """Its own weights are cut along their first axis; a checkpoint of another group size can be read."""
+        """Return core's entries and the layer's own, cut along their first axis; any group size can read them."""
         state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         own = {name: getattr(self, name) for name in CUT}
         groups = ensure_metadata_has_dp_cp_group(metadata)["dp_cp_group"]
@@ -177,8 +177,8 @@ class GatedDeltaNet(MegatronModule):
 
 
 def _heads(mixed: Tensor, linear: LinearAttention) -> tuple[Tensor, Tensor, Tensor]:
-    """What passed the convolution [T, groups, numbers] -> query and key, one for each head of values, and values, [T,
-    heads, width]."""
+    """Split the convolution's output [T, groups, numbers] into query and key, repeated for each head of values, and
+    values, [T, heads, width] each."""
     query, key, value = mixed.split(
         [linear.key_width, linear.key_width, linear.heads_a_group * linear.value_width], dim=-1
     )
@@ -192,13 +192,13 @@ def _in_chunks(mixed: Tensor, decay: Tensor, rate: Tensor, linear: LinearAttenti
 
 @jit_fuser
 def _paces(alpha: Tensor, rate: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithm of the state's decay per token, fp32, and the rate at which it learns."""
+    """Return the logarithm of the state's decay per token, fp32, and the rate at which it learns."""
     return -a_log.float().exp() * softplus(alpha.float() + dt_bias), rate.sigmoid()
 
 
 @jit_fuser
 def _gated_norm(out: Tensor, gate: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """RMSNorm of each head's values, times silu of their gates: [T, heads, width] twice -> [T, heads x width]."""
+    """Normalise each head's values, times silu of their gates: [T, heads, width] twice -> [T, heads x width]."""
     wide = out.float()
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(out.dtype) * weight
     return (normed * silu(gate.float())).to(out.dtype).flatten(1)

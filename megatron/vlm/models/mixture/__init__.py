@@ -1,1 +1,1 @@
-"""Mixtures of experts: routers, and the way of rows through experts."""
+"""Mixtures of experts: routers, and the dispatch of rows to experts."""

@@ -22,7 +22,7 @@ from megatron.vlm.models.perceptron import Perceptron
 
 
 class ExpertsBeside(Experts):
-    """Rows that are not normalised yet: [tokens here, 1, width] -> the same."""
+    """Experts and perceptron in parallel, on rows that are not normalised yet: [tokens here, 1, width], in and out."""
 
     def __init__(
         self, config: TransformerConfig, *, width: int, projections: MLPSubmodules,
@@ -40,7 +40,7 @@ class ExpertsBeside(Experts):
     def forward(
         self, hidden_states: Tensor, intermediate_tensors: None = None, padding_mask: Balance | None = None
     ) -> tuple[Tensor, None]:
-        """The sum of the perceptron's and the chosen experts' outputs for each token."""
+        """Return the sum of the perceptron's and the chosen experts' outputs for each token, and no bias."""
         self.router.balance = padding_mask
         routed = self.routed(self.experts_norm(hidden_states), *self.router(hidden_states))
         beside, _ = self.perceptron(self.perceptron_norm(hidden_states))
@@ -48,5 +48,5 @@ class ExpertsBeside(Experts):
 
 
 def beside_builder(projections: MLPSubmodules, width: int) -> partial[ExpertsBeside]:
-    """Builds both instead of a layer's perceptron, without a norm in front."""
+    """Return what builds both instead of a layer's perceptron; their norms are inside."""
     return partial(ExpertsBeside, projections=projections, width=width)

@@ -22,32 +22,32 @@ from megatron.vlm import platform
 
 @dataclass(frozen=True)
 class Order:
-    """The order of copies of rows."""
+    """The row that each copy is of, and the copies of each row."""
 
     row: Tensor
-    """[copies], row of each copy."""
+    """[copies], index of the row that each copy is of."""
     place: Tensor
     """[rows, copies of each], index of each copy."""
 
     @classmethod
     def of(cls, row: Tensor, each: int) -> "Order":
-        """From the rows of copies, `each` of every row."""
+        """Return the order in which copy i is of `row[i]`, with `each` copies of every row."""
         return cls(row, row.argsort(stable=True).view(-1, each))
 
     def copies(self, rows: Tensor) -> Tensor:
-        """[rows, ...] -> [copies, ...]."""
+        """Copy rows [rows, ...] to [copies, ...]."""
         out: Tensor = _Copies.apply(rows, self.row, self.place)
         return out
 
     def sums(self, copies: Tensor) -> Tensor:
-        """[copies, ...] -> [rows, ...], those of a row added up."""
+        """Sum the copies of each row, [copies, ...] -> [rows, ...]."""
         out: Tensor = _Sums.apply(copies, self.row, self.place)
         return out
 
 
 def by_expert(chosen: Tensor, each: int) -> tuple[Order, Tensor]:
-    """Copies sorted by expert, then by row, and the index of each in the flattened `chosen`, bool [rows, experts],
-    of which `each` in every row are true."""
+    """Sort copies by expert, then by row; `chosen` bool [rows, experts] has `each` true in every row. Also returns each
+    copy's index in the flattened `chosen`."""
     rows, experts = chosen.shape
     first = chosen.t().reshape(-1).argsort(descending=True, stable=True)[: rows * each]
     row = first % rows
@@ -55,10 +55,10 @@ def by_expert(chosen: Tensor, each: int) -> tuple[Order, Tensor]:
 
 
 class Travel:
-    """All-to-all of copies, sorted by expert, to the expert-parallel ranks that have their experts, and back."""
+    """An all-to-all of copies, sorted by expert, to the expert-parallel ranks that have their experts, and back."""
 
     def __init__(self, counts: Tensor, group: torch.distributed.ProcessGroup) -> None:
-        """`counts` [experts of all ranks]: copies that this rank sends to each."""
+        """Exchange the counts. `counts` [experts of all ranks]: copies that this rank sends to each."""
         sent = counts.view(group.size(), -1)
         self.group, self.received = group, torch.empty_like(sent)
         torch.distributed.all_to_all_single(self.received, sent, group=group)
@@ -71,7 +71,7 @@ class Travel:
 
     @cached_property
     def order(self) -> Order:
-        """Of the received copies: they come by rank, then expert, and are sorted by expert."""
+        """Order of the received copies: they come by rank, then expert, and are sorted by expert."""
         ranks, experts = self.received.shape
         numbers = torch.arange(experts, device=self.received.device).repeat(ranks)
         expert = numbers.repeat_interleave(self.received.flatten(), output_size=sum(self.sizes[1]))
@@ -83,19 +83,19 @@ class Travel:
         return self.received.sum(0)
 
     def there(self, copies: Tensor) -> Tensor:
-        """[copies of this rank, ...] -> [copies for its experts, ...], sorted by expert."""
+        """Send [copies of this rank, ...] to their experts; return [copies for its experts, ...], by expert."""
         sent, received = self.sizes
         return self.order.copies(all_to_all(self.group, copies, received, sent))
 
     def back(self, copies: Tensor) -> Tensor:
-        """The inverse of `there`."""
+        """Send outputs back to the copies' ranks: [copies for its experts, ...] -> [copies of this rank, ...]."""
         sent, received = self.sizes
         out: Tensor = all_to_all(self.group, self.order.sums(copies), sent, received)
         return out
 
 
 class _Copies(torch.autograd.Function):
-    """Each the other's backward pass."""
+    """Copies of rows, whose gradients are summed by row: the backward pass of `_Sums`."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, row: Tensor, place: Tensor) -> Tensor:

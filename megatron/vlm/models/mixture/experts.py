@@ -45,8 +45,8 @@ class Perceptrons(MegatronModule):
         self.linear_fc1, self.linear_fc2 = map(GroupedLinear, _drawn(count, config, pg_collection))
 
     def forward(self, copies: Tensor, ends: Tensor, weights: Tensor) -> Tensor:
-        """Copies [n, width] sorted by expert, where those of each end [count] int32, weights of the copies [n] -> their
-        outputs [n, width], weighted; partial sums, if experts are sharded over tensor-parallel ranks."""
+        """Return the weighted outputs [n, width] of copies [n, width] sorted by expert; `ends` [count] int32, the end
+        of each expert's copies; `weights` [n]. Partial sums, if experts are sharded over tensor-parallel ranks."""
         inner = self.linear_fc1(copies, ends)
         out: Tensor = self.linear_fc2(_weighed(inner, weights, self.config.activation_func), ends)
         return out
@@ -54,7 +54,7 @@ class Perceptrons(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
-        """Each expert by its number among all, as core's experts are saved: [experts, out, in] of all ranks."""
+        """Return each expert by its number among all, as core's experts are saved: [experts, out, in] of all ranks."""
         first, of = self.groups.ep.rank() * self.count, self.groups.ep.size() * self.count
         rank, ranks, axis = self.groups.expt_tp.rank(), self.groups.expt_tp.size(), len(sharded_offsets)
 
@@ -95,7 +95,7 @@ def _weighed(inner: Tensor, weights: Tensor, activation: Callable[[Tensor], Tens
 def _drawn(
     count: int, config: TransformerConfig, groups: ProcessGroupCollection
 ) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
-    """First weights [count, out, in] of both linear layers, marked as core marks those of one expert.
+    """Draw initial weights [count, out, in] of both linear layers, marked as core marks those of one expert.
 
     Core's own layers draw them, one expert after the other; those of other ranks are drawn too and dropped, so that an
     expert's initial weights, and those drawn later, are the same at every expert-parallel size.
@@ -115,14 +115,14 @@ def _drawn(
 
 
 def _for_all(weight: torch.nn.Parameter, count: int) -> torch.nn.Parameter:
-    """Room for the weights of `count` experts, each like this one [out, in]."""
+    """Make an empty parameter [count, out, in] for the weights of `count` experts, marked like `weight` of one."""
     whole = torch.nn.Parameter(weight.new_empty(count, *weight.shape))
     vars(whole).update(vars(weight) | {"partition_dim": vars(weight)["partition_dim"] + 1})
     return whole
 
 
 class Experts(MoELayer):
-    """Core's layer of experts: [tokens here, 1, width] -> the same. The shared expert is core's, gated token by token.
+    """Core's layer of experts: [tokens here, 1, width], in and out. The shared expert is core's, gated token by token.
 
     Core passes a layer's `padding_mask` to its perceptron, recomputed or not; here it is the pack's `Balance`. Core's
     dispatcher is not used: it counts copies on the host.
@@ -134,13 +134,13 @@ class Experts(MoELayer):
     def forward(
         self, hidden_states: Tensor, intermediate_tensors: None = None, padding_mask: Balance | None = None
     ) -> tuple[Tensor, None]:
-        """The weighted sum of the chosen experts' outputs for each token, and no bias."""
+        """Return the weighted sum of the chosen experts' outputs for each token, and no bias."""
         self.router.balance = padding_mask
         out = self.routed(hidden_states, *self.router(hidden_states))
         return out if self.shared_experts is None else out + self.shared_experts(hidden_states), None
 
     def routed(self, hidden_states: Tensor, likely: Tensor, chosen: Tensor) -> Tensor:
-        """The same of rows whose experts' weights and choices are `likely` and `chosen`, [rows here, experts]."""
+        """Sum the outputs of experts `chosen` for each row, weighted by `likely`: both [rows here, experts]."""
         rows, cut = hidden_states.flatten(end_dim=-2), self.experts.groups.expt_tp
         if cut.size() > 1:
             rows, likely, chosen = (
@@ -152,7 +152,7 @@ class Experts(MoELayer):
         return out.view_as(hidden_states)
 
     def _through_experts(self, rows: Tensor, likely: Tensor, chosen: Tensor) -> Tensor:
-        """Rows [n, width], weights of the experts and which are chosen [n, experts] -> [n, width]."""
+        """Run rows [n, width] through the experts `chosen`, weighted by `likely`, [n, experts] both -> [n, width]."""
         counts = chosen.sum(0)
         travel = Travel(counts, self.ep_group) if self.ep_group.size() > 1 else None
         order, picked = by_expert(chosen, self.router.topk)
@@ -164,7 +164,7 @@ class Experts(MoELayer):
 
 
 def experts_builder(shared: MLPSubmodules) -> partial[Experts]:
-    """Builds the experts instead of a layer's perceptron; `shared`: projections of the shared expert, if the
-    configuration has one."""
+    """Return what builds experts instead of a layer's perceptron; `shared`: projections of the shared expert, used if
+    the configuration has one."""
     both = partial(SharedExpertMLP, submodules=shared)
     return partial(Experts, submodules=MoESubmodules(experts=Perceptrons, router=Router, shared_experts=both))

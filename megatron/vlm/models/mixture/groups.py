@@ -2,9 +2,9 @@
 
     rows [n, in], those of group g end at ends[g]    weight [groups, out, in]    rows of g -> rows of g  weight[g]^T
 
-It is torch's, with Transformer Engine and without: core's layer of experts for Transformer Engine asks the device for
-their sizes, and launches a product for each. In bf16 torch has one kernel for all, from Hopper on, which reads `ends`
-where they are. Elsewhere (the CPU, fp32, fp16, GPUs before Hopper) the same call multiplies group by group, and waits.
+It is torch's, with Transformer Engine and without: core's layer of experts for Transformer Engine reads the groups'
+sizes from the device, and launches a product for each. In bf16 torch has one kernel for all, from Hopper on, which
+reads `ends` on the device. Elsewhere (CPU, fp32, fp16, older GPUs) the same call multiplies group by group, and waits.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from megatron.vlm import platform
 
 
 class GroupedLinear(torch.nn.Module):
-    """Matrices [groups, out, in]; rows [n, in] -> [n, out]."""
+    """A linear layer for each group, weights [groups, out, in]: rows [n, in] -> [n, out]."""
 
     def __init__(self, weight: torch.nn.Parameter) -> None:
         super().__init__()
@@ -26,18 +26,18 @@ class GroupedLinear(torch.nn.Module):
         self.multiply: Callable[[Tensor, torch.nn.Parameter, Tensor], Tensor] = multiply
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Rows [n, in] of groups that end at `ends` [groups] int32 -> [n, out]."""
+        """Multiply rows [n, in] of groups that end at `ends` [groups] int32 -> [n, out]."""
         return self.multiply(rows, self.weight, ends)
 
 
 def multiply(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Rows [n, in], weight [groups, out, in], ends [groups] int32 -> [n, out]."""
+    """Multiply rows [n, in] by weight [groups, out, in], group by group; `ends` [groups] int32 -> [n, out]."""
     out: Tensor = _Multiply.apply(rows, weight, ends)
     return out
 
 
 def weight_gradient(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
-    """Rows [n, in] and the gradient of what was made of them [n, out] -> that of the weight [groups, out, in]."""
+    """Compute the gradient of the weight [groups, out, in] from rows [n, in] and the output's gradient [n, out]."""
     found = grouped_mm(grad.t(), rows, offs=ends)
     if platform.empty_groups_are_left_out():
         found.masked_fill_((ends.diff(prepend=ends.new_zeros(1)) == 0)[:, None, None], 0)
@@ -45,7 +45,7 @@ def weight_gradient(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
 
 
 class _Multiply(torch.autograd.Function):
-    """torch's own derivative would not let the weight's gradient be computed later, nor empty groups be filled."""
+    """The product with a derivative of its own: torch's cannot delay the weight's gradient, nor fill empty groups."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

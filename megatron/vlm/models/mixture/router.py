@@ -24,7 +24,7 @@ from megatron.vlm.microbatch import Microbatch, PackShard
 from megatron.vlm.models.norm import normalised_heads
 
 BALANCING = "seq_aux_loss"
-"""What core calls a balance loss of each sequence, and its coefficient goes by."""
+"""Core's name of a balance loss per sequence, under which its coefficient is found."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Balance:
     """The sample of each token of a pack, and the weight of each sample in the balance loss."""
 
     samples: Tensor
-    """[T]; the number behind the last one for padding."""
+    """Number of each token's sample [T]; padding has the number behind the last."""
     lengths: Tensor
-    """[samples + 1] fp32, of their tokens."""
+    """Tokens of each sample, fp32 [samples + 1]."""
     weights: Tensor
-    """[samples + 1] fp32, the last one 0."""
+    """Weight of each sample, fp32 [samples + 1]; the last, of padding, is 0."""
     share: PackShard | None = None
-    """This rank's shard, of a wide pack."""
+    """This rank's shard of a wide pack; None: the pack is not split."""
 
     @classmethod
     def of(cls, batch: Microbatch) -> "Balance | None":
-        """Of a pack; None where its samples have no weights."""
+        """Return the balance of a pack; None where its samples have no weights."""
         if batch.sample_weights is None:
             return None
         pack = batch.full_pack
@@ -56,17 +56,17 @@ class Balance:
 
 
 class Router(TopKRouter):
-    """Core's router, balanced sample by sample; a selection bias stays as it was loaded."""
+    """Core's router, with a balance loss per sample; a selection bias stays as it was loaded."""
 
     balance: Balance | None = None
-    """Of the next pack; None: no balance loss."""
+    """Samples of the next pack; None: no balance loss."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.frozen_expert_bias = True
 
     def gating(self, input: Tensor) -> Tensor:
-        """Rows [..., width] -> logits [..., experts], in the precision that routers compute in."""
+        """Map rows [..., width] to logits [..., experts], in the precision that routers compute in."""
         if input.dtype == torch.float32 or self.config.moe_router_dtype != "fp32":
             wide: Tensor = super().gating(input)
             return wide
@@ -74,8 +74,8 @@ class Router(TopKRouter):
         return logits.view(*input.shape[:-1], -1)
 
     def _apply_seq_aux_loss(self, probs: Tensor, scores: Tensor, routing_map: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Core's hook for a balance loss: scores and routing map [tokens here, experts] -> `probs`, to whose gradients
-        those of the loss are added."""
+        """Return `probs`, whose backward pass also starts the balance loss's: core's hook for it. `scores` and
+        `routing_map`: [tokens here, experts]."""
         if self.balance is None:
             return probs
         shared = self.config.sequence_parallel and self.tp_group.size() > 1
@@ -117,18 +117,18 @@ class ScaledRouter(Router):
             setattr(weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (Megatron marks weights so)
 
     def gating(self, input: Tensor) -> Tensor:
-        """Rows [..., width] as they are -> logits [..., experts]."""
+        """Map rows [..., width], normalised and scaled here, to logits [..., experts]."""
         rows = normalised_heads(input, self.config.layernorm_epsilon)
         return super().gating(rows * self.scale * self.config.hidden_size**-0.5)
 
     def forward(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Weights of the experts, and which are chosen: [rows, experts] both."""
+        """Return the experts' weights, and which are chosen: [rows, experts] both."""
         likely, chosen = super().forward(*arguments, **options)
         return likely * self.expert_scale.to(likely.dtype), chosen
 
 
 class _Logits(torch.autograd.Function):
-    """fp32 logits of rows in half precision; core copies the rows to fp32, forward and backward."""
+    """Logits in fp32 of rows in half precision; core copies the rows to fp32, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:

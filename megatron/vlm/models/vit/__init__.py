@@ -1,1 +1,1 @@
-"""From pixels to image tokens: ViTs, and what brings their features to the language model's width."""
+"""ViTs, which make features of pixels, and projectors, which make image tokens of these."""

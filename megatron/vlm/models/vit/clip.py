@@ -26,7 +26,7 @@ from omnibal_ext.modalities.vision.weights import CLIP_SUFFIX, CLIPPED
 class Clip(torch.nn.Module):
     """The ranges of one linear layer: ranges [parts, 4] of input minimum, maximum, output minimum, maximum.
 
-    They are untrained weights, which copies of a tower have too. Rows of a part are in runs of `share`.
+    They are untrained weights, which copies of a tower have too. Rows alternate: `share` of each part at a time.
     """
 
     def __init__(self, parts: int, share: int, dtype: torch.dtype) -> None:
@@ -38,13 +38,13 @@ class Clip(torch.nn.Module):
         """Whether input ranges of the parts differ; None: not known yet."""
 
     def entering(self, rows: Tensor) -> Tensor:
-        """Clamp an input [rows, 1, width] -> the same, or, if the parts' ranges differ, [rows, parts, width]."""
+        """Clamp an input [rows, 1, width] -> [rows, 1, width]; if the parts' ranges differ, [rows, parts, width]."""
         if self.are_apart is None:  # the host waits once
             self.are_apart = bool((self.ranges[:, :2] != self.ranges[0, :2]).any())
         return _clamp_in(rows, self.ranges if self.are_apart else self.ranges[:1])
 
     def leaving(self, out: Tensor) -> Tensor:
-        """Clamp the layer's output for `entering`: [rows, 1 or parts, local rows] -> [rows, 1, local rows]."""
+        """Clamp the output for an input from `entering`: [rows, 1 or parts, local rows] -> [rows, 1, local rows]."""
         return _clamp_out(out, self.ranges, self.share)
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
@@ -71,13 +71,13 @@ def clip(layer: Any, width: int, head: int) -> None:
 
 
 def _then(module: Any, clamp: Callable[[Tensor], Tensor]) -> None:
-    """Clamp a module's output."""
+    """Clamp a module's output from now on."""
     forward = module.forward
     module.forward = lambda *arguments, **options: clamp(forward(*arguments, **options))
 
 
 def _of_true_heads(ranges: Clip, true: int, rows: Tensor) -> Tensor:
-    """Padding heads stay zero, whatever the range, so that their weights get no gradient."""
+    """Clamp true heads only: padding heads stay zero, whatever the range, so that their weights get no gradient."""
     clamped, missing = ranges.entering(rows), rows.shape[-1] - true
     return pad(clamped[..., :true], (0, missing)) if missing else clamped
 
@@ -88,7 +88,7 @@ def _leave(ranges: Clip, _: Any, __: Any, given: tuple[Tensor, Tensor | None]) -
 
 
 def _activate(into: Clip, out_of: Clip, inner: Tensor, _: None, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """The activation of a gated MLP without biases, with both clamps."""
+    """Apply the activation of a gated MLP without biases, with both clamps."""
     return _gated(inner, activation, into.ranges, into.share, out_of.ranges)
 
 

@@ -18,7 +18,7 @@ from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 class NormedPatchEmbed(NativePatchEmbed):
-    """Patches to rows, by one matrix among three LayerNorms: pixels [patches, 3, size, size] -> rows."""
+    """The link from patches to rows by one matrix among three LayerNorms: pixels [patches, 3, size, size] -> rows."""
 
     def __init__(self, config: TransformerConfig, architecture: VisionArchitecture) -> None:
         super().__init__(config, architecture)
@@ -28,7 +28,7 @@ class NormedPatchEmbed(NativePatchEmbed):
         self.place_norm = build_norm(whole, width, kind="LayerNorm")
 
     def forward(self, hidden: None, batch: Microbatch, view: View | None = None) -> Tensor:
-        """Pixels of the pack's patches -> rows in the order of the images, this rank's share."""
+        """Map pixels of the pack's patches to rows in the order of the images, this rank's share."""
         images = Images.of(batch)
         assert images.values is not None
         pixels = images.values.to(self.projection.weight.dtype).flatten(1)
@@ -38,7 +38,7 @@ class NormedPatchEmbed(NativePatchEmbed):
 
 
 class NormedMatrix(MegatronModule):
-    """A norm without weight, then one matrix.
+    """The projector of a model without ViT: a norm without weight, then one matrix.
 
     This rank's rows -> [patches, 1, LLM width], in the order of the images, on every tensor-parallel rank.
     """
@@ -49,7 +49,7 @@ class NormedMatrix(MegatronModule):
         self.linear = whole_matrix(self.config, vision.hidden_size, language.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
         rows = join_rows(hidden, Images.of(batch).amount, self.shared)
         out: Tensor = self.linear(normalised_heads(rows, self.shared.layernorm_epsilon))[0]
         return out

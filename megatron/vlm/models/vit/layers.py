@@ -1,8 +1,8 @@
 """The ViT's links of the chain: patch embedding and vision layers.
 
-What travels between them are rows of ViT tokens, [rows, 1, width]: the tiles' tokens, token by token (tile varies
-fastest). Under sequence parallelism they are filled up with rows of zeros until the tensor-parallel group divides them,
-and each rank holds its share.
+The tensor between them is rows of ViT tokens, [rows, 1, width]: the tiles' tokens, token by token (tile varies
+fastest). Under sequence parallelism it is padded with rows of zeros until the tensor-parallel size divides them, and
+each rank holds its share.
 """
 
 from collections.abc import Callable
@@ -45,25 +45,25 @@ from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 def whole_matrix(
     config: TransformerConfig, columns: int, rows: int, bias: bool
 ) -> tensor_parallel.ColumnParallelLinear:
-    """A matrix [rows, columns], column-parallel, whose output is gathered on all tensor-parallel ranks."""
+    """Build a matrix [rows, columns], column-parallel, whose output is gathered on all tensor-parallel ranks."""
     return tensor_parallel.ColumnParallelLinear(
         columns, rows, config=config, init_method=config.init_method, bias=bias, gather_output=True
     )
 
 
 def shared_rows(rows: int, config: TransformerConfig) -> int:
-    """Rows on each tensor-parallel rank, of `rows` and padding."""
+    """Return the rows on each tensor-parallel rank, of `rows` and padding."""
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
     return -(-rows // ranks)
 
 
 def missing_rows(rows: int, config: TransformerConfig) -> int:
-    """Padding rows behind `rows`, over all tensor-parallel ranks."""
+    """Return the padding rows behind `rows`, over all tensor-parallel ranks."""
     return -rows % (config.tensor_model_parallel_size if config.sequence_parallel else 1)
 
 
 def share_rows(rows: Tensor, config: TransformerConfig) -> Tensor:
-    """[rows, 1, width] -> this rank's share of them."""
+    """Pad and scatter rows: [rows, 1, width] -> this rank's share of them."""
     if not config.sequence_parallel:
         return rows
     filled = pad(rows, (0, 0, 0, 0, 0, missing_rows(len(rows), config)))
@@ -79,9 +79,9 @@ def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:
 
 
 class PatchEmbed(MegatronModule):
-    """Tiles to ViT tokens: patches, a class token in front where there is one, learned positions, and CLIP's norm.
+    """The link from tiles to ViT tokens: patches, a class token where there is one, learned positions, CLIP's norm.
 
-    pixels [tiles, 3, size, size] -> this rank's share of the tokens * tiles rows. `read`: the size of its encoder.
+    pixels [tiles, 3, size, size] -> this rank's share of the tokens * tiles rows. `read`: the media that it embeds.
     """
 
     def __init__(self, config: TransformerConfig, architecture: VisionArchitecture, read: Size = VISION.size) -> None:
@@ -106,7 +106,7 @@ class PatchEmbed(MegatronModule):
             torch.nn.init.zeros_(self.projection.bias)
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
-        """Pixels of the pack's tiles -> rows of ViT tokens, this rank's share."""
+        """Map pixels of the pack's tiles to rows of ViT tokens, this rank's share."""
         pixels = batch.media_of(self.read).values
         assert pixels is not None
         tokens = self.projection(pixels.to(self.positions.dtype)).flatten(2).permute(2, 0, 1)
@@ -131,7 +131,7 @@ class LayerScaleAdd(torch.nn.Module):
         """[rows, 1, 1] zero for tiles that skip this branch, 1 / (share kept) for the others; None: none skips it."""
 
     def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
-        """What core calls with (x, bias), residual and probability."""
+        """Return the function that core calls with (x, bias), residual and dropout probability."""
         return partial(_scale_add_fused if fused else _scale_add, self.scale, self.kept if training else None, training)
 
 
@@ -153,10 +153,10 @@ _scale_add_fused = jit_fuser(_scale_add)
 
 
 class VisionAttention(SelfAttention):
-    """Core's attention; where query and key have norms over all heads, these share one reduction over the group."""
+    """Core's attention; norms of query and key over all heads share one reduction over the group."""
 
     norms_values = False
-    """Values have a norm without a weight."""
+    """Whether values have a norm without a weight."""
 
     def get_query_key_value_tensors(
         self,
@@ -165,7 +165,7 @@ class VisionAttention(SelfAttention):
         output_gate: bool = False,
         split_qkv: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """[rows, 1, width] (this rank's) -> query, key and value [all ViT tokens, 1, local heads, d]."""
+        """Project this rank's rows [n, 1, width] to query, key and value [all ViT tokens, 1, local heads, d]."""
         projected, _ = self.linear_qkv(hidden_states)
         heads = projected.view(*projected.shape[:-1], -1, 3 * self.hidden_size_per_attention_head)
         tokens = self.core_attention.tokens
@@ -179,10 +179,10 @@ class VisionAttention(SelfAttention):
 
 
 class VisionLayer(TransformerLayer):
-    """Core's transformer layer over the rows of a pack: [rows, 1, width] -> the same."""
+    """Core's transformer layer over the rows of a pack: [rows, 1, width] -> [rows, 1, width]."""
 
     whole = False
-    """At native resolution: attention is not limited to windows."""
+    """Whether, at native resolution, attention is not limited to windows."""
 
     drop_path = 0.0
     """Share of tiles that skip each of the two branches in training."""
@@ -195,7 +195,7 @@ class VisionLayer(TransformerLayer):
         self.drop_path = vision.drop_path * number / max(vision.layers - 1, 1)
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: Any = None) -> Tensor:
-        """[rows, 1, width] -> the same; `view` is the pack's at native resolution (`native.View`)."""
+        """Map [rows, 1, width] to [rows, 1, width]; `view`: the pack's at native resolution (`native.View`)."""
         images = {}
         if view is not None:
             images = {"packed_seq_params": view.whole if self.whole else view.windows}
@@ -206,7 +206,7 @@ class VisionLayer(TransformerLayer):
             return super().forward(hidden, attention_mask=None, **images)[0]
 
     def _kept(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """Factors of this rank's rows of a branch, drawn tile by tile: [rows, 1, 1]. If several ranks encode a pack,
+        """Draw the factors of this rank's rows of a branch, tile by tile: [rows, 1, 1]. If several ranks encode a pack,
         each draws for all of its tiles."""
         share, rows = 1 - self.drop_path, torch.arange(len(hidden), device=hidden.device)
         if self.config.sequence_parallel:
@@ -219,10 +219,10 @@ class VisionLayer(TransformerLayer):
 
 
 def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture, again: bool) -> ModuleSpec:
-    """Core's layer with bidirectional attention and, where the model has them, LayerScale or norms behind both
+    """Return core's layer with bidirectional attention and, where the model has them, LayerScale or norms behind both
     branches, and norms of query and key.
 
-    `again`: built so that its cheap outputs can be computed again.
+    `again`: built so that its cheap outputs can be recomputed.
     """
     submodules = layer_submodules(config, again)
     if architecture.layer_scale:

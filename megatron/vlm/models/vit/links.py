@@ -21,27 +21,27 @@ from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 
 
 class VisionLinks(EncoderLinks):
-    """Patches, a ViT, and one of the projectors that families have."""
+    """The links of a ViT: patches, layers, and one of the projectors that families have."""
 
     viewed = VISION.kinds
 
     def layers(self, model: Architecture) -> VisionArchitecture:
-        """The ViT."""
+        """Return the ViT's sizes."""
         return model.vision
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Pixels to patches."""
+        """Build the link from pixels to patches."""
         native = NormedPatchEmbed if model.vision.embedding_norms else NativePatchEmbed
         return (native if model.vision.native else PatchEmbed)(config, model.vision)
 
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Joined patches to image tokens."""
+        """Build the link from rows to image tokens."""
         known = MERGERS if model.vision.native else PROJECTORS
         return known["pooled" if model.pools else model.merger](config, language, model)
 
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Images:
-        """Images at the beginning, of which as many tokens as fit. At native resolution tiles are patches, in nearly
-        square images of up to `IMAGE_PATCHES`."""
+        """Make images at the beginning, with as many of their tokens as fit. At native resolution units are patches, in
+        nearly square images of up to `IMAGE_PATCHES`."""
         grids: tuple[Grid, ...] = ()
         if model.vision.native:
             grids, starts = _images(model.vision.native, units, lengths)
@@ -53,24 +53,24 @@ class VisionLinks(EncoderLinks):
         return Images(together(units), values=pixels, positions=tokens, sources=tokens, grids=grids, starts=starts)
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> Viewer | None:
-        """Order, rotation and segments of patches at native resolution."""
+        """Build the viewer of patches at native resolution: their order, rotation and segments."""
         return Viewer(model.vision, config) if model.vision.native and model.vision.layers else None
 
 
 def _tile_starts(per_tile: int, tiles: int, lengths: Sequence[int]) -> tuple[int, ...]:
-    """First token of each tile whose tokens are all in one sample."""
+    """Return the first token of each tile whose tokens are all in one sample."""
     edges = [*accumulate(lengths, initial=0)]
     starts = (tile * per_tile for tile in range(tiles))
     return tuple(start for start in starts if _fits(start, per_tile, edges))
 
 
 def _fits(start: int, tokens: int, edges: Sequence[int]) -> bool:
-    """Whether so many tokens from `start` on are all in one sample."""
+    """Check whether so many tokens from `start` on are all in one sample."""
     return any(a <= start and start + tokens <= b for a, b in pairwise(edges))
 
 
 def _images(native: NativeResolution, patches: int, lengths: Sequence[int]) -> tuple[tuple[Grid, ...], tuple[int, ...]]:
-    """(grids, first token of each image); the sequence's end for the first that crosses samples, and all behind it."""
+    """Return (grids, first token of each image); the pack's end for the first that crosses samples, and all after."""
     merge, grids, starts, left, begin, edges = native.merge, [], [], patches, 0, [*accumulate(lengths, initial=0)]
     while left >= merge**2:
         most = min(left, IMAGE_PATCHES)

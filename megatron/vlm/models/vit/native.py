@@ -51,7 +51,7 @@ class RowLayout:
 
 @lru_cache(maxsize=64)
 def row_layout(grids: tuple[Grid, ...], merge: int, window: int | None) -> RowLayout:
-    """The rows of images of (steps, rows, columns) patches; a window is `window` squares a side."""
+    """Order the rows of images of (steps, rows, columns) patches; a window is `window` squares a side."""
     nothing = np.zeros((0, 2), np.int64)
     orders, places, sizes, frames, windows, first = [nothing[:, 0]], [nothing], [nothing], [], [], 0
     for count, rows, columns in grids:
@@ -69,7 +69,7 @@ def row_layout(grids: tuple[Grid, ...], merge: int, window: int | None) -> RowLa
 
 
 def _blocks(squares: Ints, window: int) -> list[Ints]:
-    """Numbers of squares [steps, rows, columns], window by window."""
+    """Return the numbers of squares [steps, rows, columns], window by window."""
     _, rows, columns = squares.shape
     return [
         frame[top : top + window, left : left + window].ravel()
@@ -80,14 +80,14 @@ def _blocks(squares: Ints, window: int) -> list[Ints]:
 
 
 def _places(rows: int, columns: int, merge: int) -> Ints:
-    """Row and column of every patch of a step, [squares, merge^2, 2]."""
+    """Return row and column of every patch of a step, [squares, merge^2, 2]."""
     grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
     squares = grid.reshape(rows // merge, merge, columns // merge, merge, 2).swapaxes(1, 2)
     return squares.reshape(-1, merge**2, 2)
 
 
 def stretched_positions(places: Tensor, sizes: Tensor, side: int, edges: bool = False) -> tuple[Tensor, Tensor]:
-    """Bilinear interpolation of `side` x `side` learned positions over each image, corners aligned, or else `edges`.
+    """Interpolate `side` x `side` learned positions over each image: bilinear, corners aligned, or edges (`edges`).
 
     places and sizes int64 [patches, 2] -> the four positions around each patch int64 [patches, 4], and their weights
     fp32.
@@ -101,11 +101,11 @@ def stretched_positions(places: Tensor, sizes: Tensor, side: int, edges: bool = 
 
 
 CUBIC = -0.75
-"""How far torch's bicubic interpolation overshoots."""
+"""Parameter a of the bicubic kernel (Keys, 1981), as in torch."""
 
 
 def bicubic_positions(places: Tensor, sizes: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """The same, bicubic, with edges aligned: the sixteen positions around each patch int64 [patches, 16], and weights.
+    """Interpolate as `stretched_positions`, bicubic, edges aligned: positions int64 [patches, 16], and weights.
 
     Positions beyond an edge are those of the edge (torch's grid_sample, border).
     """
@@ -118,7 +118,7 @@ def bicubic_positions(places: Tensor, sizes: Tensor, side: int) -> tuple[Tensor,
 
 
 def _products(around: Sequence[tuple[Tensor, Tensor]], side: int) -> tuple[Tensor, Tensor]:
-    """Every row with every column: (position, weight) of both axes [patches, 2] -> those of the square."""
+    """Pair every row with every column: (position, weight) of both axes [patches, 2] -> those of the square."""
     corners = [
         (rows[:, 0] * side + columns[:, 1], row_shares[:, 0] * column_shares[:, 1])
         for rows, row_shares in around
@@ -128,7 +128,7 @@ def _products(around: Sequence[tuple[Tensor, Tensor]], side: int) -> tuple[Tenso
 
 
 def _cubic_share(distance: Tensor) -> Tensor:
-    """Weight of a position at this distance (Keys, 1981)."""
+    """Return the weight of a position at this distance (Keys, 1981)."""
     near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
     far = CUBIC * (((distance - 5) * distance + 8) * distance - 4)
     return torch.where(distance <= 1, near, far)
@@ -136,7 +136,7 @@ def _cubic_share(distance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class View:
-    """What an encoder's links need of a pack's images or sounds, on the device."""
+    """Order and segments of a pack's images or sounds, on the device, for an encoder's links."""
 
     patch_order: Tensor | None  # [patches], None where the order is the loader's
     square_places: Tensor | None  # [squares], where each square of the images is among the ViT's
@@ -145,15 +145,15 @@ class View:
 
 
 class RowViewer(torch.nn.Module):
-    """Makes the `View` of a pack's inputs that have no grid, such as sounds."""
+    """A module that makes the `View` of a pack's inputs that have no grid, such as sounds."""
 
     def __init__(self, config: TransformerConfig, size: Size, windows: Callable[[int], Sequence[int]]) -> None:
-        """`windows`: of an input of so many units of `size`, the numbers of rows that attend to each other."""
+        """Keep `windows`: for an input of so many units of `size`, the numbers of rows that attend to each other."""
         super().__init__()
         self.config, self.size, self.windows = config, size, windows
 
     def forward(self, batch: Microbatch) -> View:
-        """Segments of the pack's rows: those of a window attend to each other."""
+        """Return segments of the pack's rows: those of a window attend to each other."""
         lengths = [rows for units in batch.media_of(self.size).inputs for rows in self.windows(units)]
         missing = missing_rows(sum(lengths), self.config)
         segments = segments_of((*lengths, missing) if missing else lengths, causal=False)
@@ -161,7 +161,7 @@ class RowViewer(torch.nn.Module):
 
 
 class Viewer(torch.nn.Module):
-    """Makes the `View` of a pack."""
+    """A module that makes the `View` of a pack's images at native resolution."""
 
     def __init__(self, vision: VisionArchitecture, config: TransformerConfig) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class Viewer(torch.nn.Module):
         self.frequencies = axis_frequencies(self.native, width)
 
     def forward(self, batch: Microbatch) -> View:
-        """Order, rotation and segments of the pack's patches."""
+        """Return order, rotation and segments of the pack's patches."""
         images = Images.of(batch)
         layout = row_layout(images.grids, self.native.merge, self.native.window)
         missing = missing_rows(images.amount, self.config)
@@ -185,8 +185,8 @@ class Viewer(torch.nn.Module):
         return View(order, back, whole, windows)
 
     def _angles(self, places: Tensor, missing: int) -> Tensor:
-        """Of every patch, [patches, 1, 1, width of a head], or of both halves of one [patches, 1, 1, 2, width / 2]; and
-        of `missing` rows that fill up. On the device: on a host with 16 threads they took up to 30 ms a pack."""
+        """Return angles of every patch, [patches, 1, 1, width of a head], or by halves [patches, 1, 1, 2, width / 2];
+        zero for `missing` padding rows. On the device: on a host with 16 threads they took up to 30 ms a pack."""
         self.frequencies = platform.once_on(places.device, self.frequencies)
         angles = places[..., None].float() * self.frequencies  # [patches, 2, width / 4]
         angles = angles.flip(1) if self.native.by_halves else angles.flatten(1)
@@ -200,30 +200,30 @@ class Viewer(torch.nn.Module):
 
 
 def axis_frequencies(native: NativeResolution, width: int) -> Tensor:
-    """Radians per row and per column, fp32 [2, width / 2]; `width` numbers of a head are rotated by each."""
+    """Return radians per row and per column, fp32 [2, width / 2]; `width` numbers of a head are rotated by each."""
     steps = torch.arange(0, width, 2, dtype=torch.float32)
     columns = steps + 1 if native.columns_between else steps
     return 1.0 / native.theta ** (torch.stack([steps, columns]) / width)
 
 
 def _weighted_sums(table: Tensor, places: Tensor, begins: Tensor, weights: Tensor) -> Tensor:
-    """Of rows of a table: places and their weights [all], where those of each sum begin [sums] -> [sums, width]."""
+    """Sum weighted rows of a table: `places`, `weights` [all], first of each sum `begins` [sums] -> [sums, width]."""
     return embedding_bag(places, table, begins, per_sample_weights=weights, mode="sum")
 
 
 class PatchProjection(torch.nn.Conv3d):
     """A convolution with one position per patch: a matrix product, [patches, 3, frames, size, size] -> rows.
 
-    A module, so that Megatron's hook waits for its weights before it is called.
+    It is a module, so that Megatron's hook waits for its weights before it is called.
     """
 
     def forward(self, film: Tensor) -> Tensor:
-        """[patches, 3, frames, size, size] -> [patches, width]."""
+        """Map [patches, 3, frames, size, size] to [patches, width]."""
         return linear(film.flatten(1), self.weight.flatten(1), self.bias)
 
 
 class NativePatchEmbed(MegatronModule):
-    """Patches to ViT tokens; an image is a film of equal frames.
+    """The link from patches to ViT tokens; an image is a film of equal frames.
 
     pixels [patches, 3, size, size], with videos [patches, 3, frames, size, size] -> rows.
     """
@@ -252,7 +252,7 @@ class NativePatchEmbed(MegatronModule):
             config.init_method(self.axis_positions.data)
 
     def forward(self, hidden: None, batch: Microbatch, view: View) -> Tensor:
-        """Pixels of the pack's patches -> rows in the ViT's order, this rank's share."""
+        """Map pixels of the pack's patches to rows in the ViT's order, this rank's share."""
         images = Images.of(batch)
         assert images.values is not None
         pixels = images.values.to(self.projection.weight.dtype)
@@ -275,7 +275,7 @@ class NativePatchEmbed(MegatronModule):
         return share_rows(rows.unsqueeze(1), self.config)
 
     def _of_axes(self, grids: tuple[Grid, ...]) -> Tensor:
-        """Learned positions by column and row of every patch. Raises UserError if an image is larger than these."""
+        """Sum learned positions of each patch's column and row. Raises UserError if an image is larger than these."""
         places, most = row_layout(grids, self.native.merge, self.native.window).places, self.native.axis_positions
         assert most is not None
         if (largest := 1 + int(places.max(initial=0))) > most:

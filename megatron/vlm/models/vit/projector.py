@@ -1,4 +1,4 @@
-"""From the ViT's width to the language model's.
+"""Projectors from the ViT's width to the language model's.
 
 A two-layer perceptron (LLaVA), after a pixel shuffle (InternVL), or of several ViT layers' concatenated outputs
 (ViP-LLaVA); or one matrix after a pixel shuffle (Idefics 3) or of single patches (PaliGemma).
@@ -25,7 +25,7 @@ from omnibal_ext.modalities.modality import VISION
 
 
 class Projector(MegatronModule):
-    """This rank's rows of ViT tokens -> [tiles * image tokens, 1, LLM width], on every tensor-parallel rank."""
+    """The perceptron: this rank's rows of ViT tokens -> [tiles * image tokens, 1, LLM width], on every rank."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
         super().__init__(outside_layers(vision))
@@ -49,7 +49,7 @@ class Projector(MegatronModule):
         )
 
     def forward(self, hidden: Tensor, batch: Microbatch, *features: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile.
+        """Map this rank's rows of ViT tokens to image tokens [tokens, 1, LLM width], tile after tile.
 
         `features`: rows of other encoders [rows, 1, width], whose tokens are returned behind the images'; and outputs
         of earlier layers; those in `side_by_side` are concatenated along the width.
@@ -74,7 +74,7 @@ class Projector(MegatronModule):
 
 
 class ShuffledProjector(MegatronModule):
-    """This rank's rows of ViT tokens -> [tiles * image tokens, 1, LLM width], on every tensor-parallel rank."""
+    """The matrix after a pixel shuffle: this rank's rows of ViT tokens -> [tiles * image tokens, 1, LLM width]."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
         super().__init__(outside_layers(vision))
@@ -87,7 +87,7 @@ class ShuffledProjector(MegatronModule):
         )  # fmt: skip
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""
+        """Map this rank's rows of ViT tokens to image tokens [tokens, 1, LLM width], tile after tile."""
         tiles = Images.of(batch).amount
         rows = join_rows(hidden, self.tokens_per_tile * tiles, self.shared)
         patches = self.vision_norm(rows.view(self.tokens_per_tile, tiles, -1)).transpose(0, 1)
