@@ -23,7 +23,9 @@ ORDERS, CUTS, RECOMPUTED = 50, 100, 100
 large models plans were .8% slower with half of all three and .3% faster with twice; with a quarter or four times of one
 alone, or no exchanges, at most .5% slower."""
 DEALS, EXCHANGES, TOGETHER = 100, 100, 250
-"""Changes in a thousand that assign a microbatch to other ranks, exchange two, or move neighbours on all ranks."""
+"""Changes in a thousand that assign a microbatch to other ranks, exchange two, or move neighbours on all ranks. In 10
+searches for a tower's E and V the mean step time grew by .2% with half of all three, .1% with twice, 1.5% without the
+first, .3% without the second or without the third."""
 FURTHEST, FURTHEST_PART = 6, 7
 """Exponents: an action, or an E or V, moves by less than 2 to the power of this, near places more often."""
 
