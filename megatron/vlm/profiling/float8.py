@@ -1,7 +1,7 @@
-"""What a layer's matrix products would gain in float8 (`--fp8-format hybrid`): measured; nothing is trained so here.
+"""Gains of a layer's matrix products in float8 (`--fp8-format hybrid`): measured; nothing is trained so here.
 
-Of a matrix three products with the tokens of a full pack: output, gradients of input and weights. In float8 each tensor
-has one scale and is cast each time, as it lies and transposed; the casts count.
+A matrix has three products with the tokens of a full pack: output, gradients of input and weight. In float8 each tensor
+has one scale and is cast each time, both as it is and transposed; the casts count.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,9 @@ MULTIPLE = 16  # that rows and columns of products in float8 must be of
 
 
 def float8_gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict[str, float]:
-    """How many times as fast each matrix of a stage's first layer is in float8, and the "layer", which costs `cost`;
-    {} if it has no matrix that float8 multiplies. Those of experts, which see few tokens each, are left out."""
+    """Measure the gain in float8, bf16's seconds by float8's, of each matrix of a stage's first layer, and of the
+    "layer", which costs `cost`; {} if float8 multiplies none. Experts' matrices, which see few tokens each, are left
+    out."""
     seconds, saved, tokens = cost.forward_seconds + cost.backward_seconds, 0.0, tokens - tokens % MULTIPLE
     found: dict[str, float] = {}
     for name, weight in stage.run_links[0][1].named_parameters():
@@ -34,12 +35,12 @@ def float8_gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict
 
 
 def in_half(entering: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[tokens, columns], [rows, columns], [tokens, rows] -> output, gradients of input and weight."""
+    """Multiply [tokens, columns], [rows, columns], [tokens, rows] -> output, gradients of input and weight."""
     return entering @ weight.t(), gradient @ weight, gradient.t() @ entering
 
 
 def in_float8(entering: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same products of what is cast to float8."""
+    """Multiply as `in_half`, with all three cast to float8."""
     x, x_turned, x_scale = _cast(entering, ACTIVATION)
     w, w_turned, w_scale = _cast(weight, ACTIVATION)
     g, g_turned, g_scale = _cast(gradient, GRADIENT)
@@ -52,7 +53,7 @@ def in_float8(entering: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tenso
 
 @torch.compile
 def _cast(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """As it lies, transposed, and the scale."""
+    """Return the tensor in `dtype`, its transpose, and the scale of both, fp32."""
     scale = tensor.abs().amax().float().clamp(min=1e-12) / torch.finfo(dtype).max
     cast = (tensor / scale).to(dtype)
     return cast, cast.t().contiguous(), scale
