@@ -65,7 +65,7 @@ class _Ranks:
     states: WeightBytes
 
     def bytes_of(self, weights: float, alike: float) -> float:
-        """Bytes of trained weights that `alike` ranks have."""
+        """Return the bytes of trained weights that `alike` ranks have."""
         return weights * self.states.on_a_rank(alike if self.distributed_optimizer else 1)
 
     def weights(self, work: Work) -> tuple[tuple[float, float], ...]:

@@ -24,7 +24,7 @@ AWARE = "use_precision_aware_optimizer"
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Of a weight that is trained."""
+    """Bytes of one weight that is trained: itself, its gradient, and what the optimizer keeps."""
 
     weight: float = 2
     gradient: float = 4

@@ -86,7 +86,7 @@ def vision_config(language: TransformerConfig, vision: VisionArchitecture) -> Tr
 
 
 def outside_layers(config: TransformerConfig) -> TransformerConfig:
-    """The configuration of what is no transformer layer: every rank sees all rows."""
+    """Copy a configuration for modules outside transformer layers: every rank sees all rows."""
     config = copy.copy(config)
     config.sequence_parallel = False
     return config

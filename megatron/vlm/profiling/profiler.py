@@ -136,7 +136,7 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
 
 
 def weight_bytes(args: Namespace, job: ProfileJob, kind: KindMeasurement) -> float:
-    """Bytes of one layer's weights, gradients and Adam state, which the distributed optimizer shards over replicas."""
+    """Return the bytes of a layer's weights, gradients and Adam state; the distributed optimizer shards the state."""
     each = WeightBytes.of(args, args.params_dtype != torch.float32)
     replicated = _replicas(job, kind.trained, kind.trained_experts)
     states = sum(weights / (ranks if job.distributed_optimizer else 1) for weights, ranks in replicated)
