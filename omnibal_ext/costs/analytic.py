@@ -29,7 +29,7 @@ from typing import Any
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, TOWER_KINDS, GradientMode, chain_kind, size_of
+from omnibal_ext.chain import TOWER_KINDS, GradientMode, chain_kind, size_of
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.states import WeightBytes
 from omnibal_ext.costs.works import AdaptersWork, adapters_works, layer_works
@@ -95,6 +95,8 @@ class Device:
     overhead_bytes: float = OVERHEAD_BYTES
     attention_kernels: Mapping[str, float] = field(default_factory=dict)
     """The fraction of `flops` that attention reaches, by kernel; for one that is not here `attention_efficiency`."""
+    float8: float = 1.0
+    """Peak in float8 over that in bf16 (data sheet)."""
 
     def attending(self, kernel: str) -> "Device":
         """Return it where attention is computed by `kernel`."""
@@ -111,8 +113,8 @@ DEVICES = {
     device.name: device
     for device in (
         Device("a100", 312e12, 80e9, 2.039e12, 300e9, 25e9, 0.70, 0.50),
-        Device("h100", 989e12, 80e9, 3.35e12, 450e9, 50e9, 0.60, 0.45, attention_kernels=HOPPER),
-        Device("h200", 989e12, 141e9, 4.8e12, 450e9, 50e9, 0.60, 0.45, attention_kernels=HOPPER),
+        Device("h100", 989e12, 80e9, 3.35e12, 450e9, 50e9, 0.60, 0.45, attention_kernels=HOPPER, float8=2.0),
+        Device("h200", 989e12, 141e9, 4.8e12, 450e9, 50e9, 0.60, 0.45, attention_kernels=HOPPER, float8=2.0),
     )
 }
 
@@ -171,6 +173,7 @@ def analytic_profile(
         kind: _layer_cost(kind, work, units[kind], places[kind], ranks, trained.mode(kind), added.get(kind))
         for kind, work in works.items()
     }
+    gains = float8_gains(layers, gpu.float8) if architecture.language.takes_float8 else {}
     of_towers: dict[str, Any] = {}
     if replica_ranks:
         whole: Mapping[str, LayerCost] = {}
@@ -210,20 +213,20 @@ def analytic_profile(
             "bandwidth_efficiency": gpu.bandwidth_efficiency,
             "data_parallel_size": d,
             "distributed_optimizer": distributed_optimizer,
-            **({"float8": gains} if (gains := float8_gains(layers)) and gpu.attention_kernels else {}),
+            **({"float8": gains} if gains else {}),
             **({} if states == WeightBytes() else {"bytes_a_weight": states.on_a_rank()}),
         },
     )
 
 
-def float8_gains(layers: Mapping[str, LayerCost]) -> dict[str, dict[str, float]]:
-    """Return by kind the largest gain of a layer in float8, bf16's seconds by its: with its three products twice as
-    fast, as Hopper's peak is, and casting free."""
+def float8_gains(layers: Mapping[str, LayerCost], peak: float) -> dict[str, dict[str, float]]:
+    """Return by kind the largest gain of a language layer in float8, bf16's seconds by its: with its three products
+    `peak` times as fast, and casting free."""
     found = {}
     for kind, cost in layers.items():
         seconds, matrices = cost.forward_seconds + cost.backward_seconds, cost.weight_gradient_seconds
-        if matrices and chain_kind(kind) in RECOMPUTABLE_KINDS:
-            found[kind] = {"layer, at most": seconds / (seconds - 3 * matrices / 2)}
+        if peak > 1 and matrices and chain_kind(kind) == LANGUAGE.kinds[1]:
+            found[kind] = {"layer, at most": seconds / (seconds - 3 * matrices * (1 - 1 / peak))}
     return found
 
 

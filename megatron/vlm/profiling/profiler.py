@@ -25,10 +25,11 @@ from megatron.vlm.profiling.stopwatch import Stopwatch
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.expert_ranks import expert_shares
+from omnibal_ext.chain import chain_kind
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.states import WeightBytes
 from omnibal_ext.costs.works import layer_works
-from omnibal_ext.modalities.modality import Budgets
+from omnibal_ext.modalities.modality import LANGUAGE, Budgets
 from omnibal_ext.modalities.work import exchange_costs
 
 GRADIENT_BYTES = 4  # gradients are reduced in fp32
@@ -99,10 +100,11 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
     works = layer_works(chain.architecture, budgets, job.tensor_parallel, job.expert_parallel)
     exchanges = {kind: exchange_costs(works[kind], job.tensor_parallel, seconds_per_number) for kind in layers}
     layers = {kind: replace(cost, **exchanges[kind]) for kind, cost in layers.items()}
+    takes = args.params_dtype != torch.float32 and chain.architecture.language.takes_float8
     float8 = {
         kind: float8_gains(k.stage, layers[kind], works[kind].tokens, job.steps)
         for kind, k in measured.items()
-        if platform.multiplies_float8() and k.modes and k.mode == "trained"
+        if takes and platform.multiplies_float8() and chain_kind(kind) == LANGUAGE.kinds[1] and k.mode == "trained"
     }
     return Profile(
         model=chain.architecture.name,

@@ -56,6 +56,11 @@ class LanguageArchitecture:
         return next((layer for layer in self.each_layer if layer.experts), self.each_layer[0])
 
     @property
+    def takes_float8(self) -> bool:
+        """Whether --fp8-format is for it, which is refused where any layer has linear attention or experts."""
+        return not any(layer.linear or layer.experts for layer in self.each_layer)
+
+    @property
     def experts(self) -> Experts | None:
         """The experts of all layers that have them; None: there are none."""
         return self.usual.experts

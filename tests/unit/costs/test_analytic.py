@@ -367,6 +367,15 @@ def test_float8_halves_three_products() -> None:
     products = 3 * 2 * work.tokens * work.matrix_weights / 4 / (989e12 * 0.6)
     seconds = cost.forward_seconds + cost.backward_seconds
     gain = seconds / (seconds - products / 2)
-    assert profile.notes["float8"].keys() == {"vit", "llm"}
+    assert profile.notes["float8"].keys() == {"llm"}, "the ViT stays in bf16"
     assert profile.notes["float8"]["llm"] == pytest.approx({"layer, at most": gain})
-    assert "float8" not in analytic_profile(INTERNVL, "a100", {"tiles": 9, "tokens": 4096}).notes
+    measured = replace(DEVICES["h100"], attention_kernels={})
+    assert "float8" in analytic_profile(INTERNVL, "h100", {"tiles": 9, "tokens": 4096}, measured=measured).notes
+
+
+@pytest.mark.parametrize(("name", "device"), [
+    ("internvl-chat-1.5", "a100"), ("qwen3-vl-30b-a3b", "h100"), ("qwen3.5-9b", "h100"),
+])  # fmt: skip
+def test_float8_is_no_gain_where_it_is_refused(name: str, device: str) -> None:
+    """By the card, of experts, of linear attention."""
+    assert "float8" not in analytic_profile(preset(name), device, {"tiles": 16, "tokens": 4096}).notes

@@ -28,7 +28,7 @@ def test_products_in_float8_are_those_in_half(seed: int) -> None:
 
 
 def test_the_layer_gains_what_its_matrices_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By seconds made up: bf16 takes one for each 16 rows, float8 half of it and one. Experts, norms and matrices that
+    """By seconds made up: bf16 takes one for each 16 rows, float8 half of it and one. Routers, norms and matrices that
     float8 cannot multiply gain nothing."""
     asked = []
 
@@ -37,14 +37,25 @@ def test_the_layer_gains_what_its_matrices_save(monkeypatch: pytest.MonkeyPatch)
         return shape[0] / 16 if way is float8.in_half else shape[0] / 32 + 1
 
     monkeypatch.setattr(float8, "_seconds", seconds)
-    layer = nn.ModuleDict({"linear_fc1": nn.Linear(32, 128), "linear_fc2": nn.Linear(128, 32), "odd": nn.Linear(32, 24),
-                           "norm": nn.LayerNorm(32), "expert": nn.Linear(32, 32, bias=False)})  # fmt: skip
-    layer["expert"].weight.allreduce = False
+    layer = nn.ModuleDict({"linear_fc1": nn.Linear(32, 128), "linear_fc2": nn.Linear(128, 32), "norm": nn.LayerNorm(32),
+                           "linear_odd": nn.Linear(32, 24), "router": nn.Linear(32, 32, bias=False)})  # fmt: skip
     stage: Any = SimpleNamespace(run_links=[(3, layer)])
     found = float8.float8_gains(stage, COST, 47, 5)
     assert found == {"linear_fc1": 8 / 5, "linear_fc2": 1.0, "layer": 30 / 27}
     assert set(asked) == {(32, 5)}, "rows that float8 multiplies"
     assert float8.float8_gains(stage, COST, 15, 5) == {}
+
+
+def test_a_product_that_fails_leaves_the_profile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr(float8, "_seconds", fails)
+    stage: Any = SimpleNamespace(run_links=[(3, nn.ModuleDict({"linear_fc1": nn.Linear(32, 128)}))])
+    assert float8.float8_gains(stage, COST, 64, 5) == {}
+    assert capsys.readouterr().err == "float8 was not measured: CUDA out of memory.\n"
 
 
 @pytest.mark.parametrize("kind", ["vit", "llm"])

@@ -160,7 +160,7 @@ class Kind:
         assert budgets == {"tiles": 5, "tokens": 7}
         self.kind, self.weights, self.parameters = kind, WEIGHTS[kind], 10 * WEIGHTS[kind]
         self.trained, self.trained_experts, self.count = (0 if kind == "vit" else WEIGHTS[kind]), 0, COUNTS.get(kind, 1)
-        self.room = False
+        self.room, self.mode, self.stage = False, "trained", None
 
     def runs(self) -> dict[str, Run]:
         return {"0": lambda: (0.125 * self.weights, 0.5 * self.weights)}
@@ -193,13 +193,16 @@ class Watch:
 def test_every_figure_of_a_profile_is_what_was_measured_for_it(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All fields. An iteration takes what the executor needs for it, and what a step takes without any weights."""
+    """All fields. An iteration takes what the executor needs for it, and what a step takes without any weights. Float8
+    is measured of half precision's language layers alone."""
     model, links = harness.SMALL, TransferCosts(0.01, 0.002, 0.0003)
     monkeypatch.setattr(profiler, "Stopwatch", Watch)
     monkeypatch.setattr(profiler, "KindMeasurement", Kind)
     monkeypatch.setattr(profiler, "measure_transfers", lambda _: links)
     monkeypatch.setattr(profiler, "measure_actions", lambda *_: (0.5, 0.75, 0.125))
     monkeypatch.setattr(platform, "overhead_bytes", lambda: 77)
+    monkeypatch.setattr(platform, "multiplies_float8", lambda: True)
+    monkeypatch.setattr(profiler, "float8_gains", lambda _, cost, tokens, steps: {"layer": tokens / steps})
     job = ProfileJob("small", {"tiles": 5, "tokens": 7}, tensor_parallel=2, data_parallel=4, frozen=("vit",), steps=11)
     chain: Any = SimpleNamespace(architecture=model, kinds=model.chain)
     found = measure_profile(
@@ -226,7 +229,8 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
         "transfer_latency_seconds": 0.01, "overhead_bytes": 77, "action_seconds": 0.5, "host_action_seconds": 0.125,
         "supervised_share": 0.0,
         "iteration_seconds": pytest.approx(0.75 + A_STEP), "measured_with": {"device": "a device", "torch": "2"},
-        "notes": {"disturbed": {"vit": "1 of 9"}, "reduction_seconds_per_byte": 0.0003},
+        "notes": {"disturbed": {"vit": "1 of 9"}, "reduction_seconds_per_byte": 0.0003,
+                  **({"float8": {"llm": {"layer": 7 / 11}}} if half else {})},
         "whole_layers": {}, "image_tiles": 0.0, "replica_seconds_per_byte": 0.0, "corrected_by": {},
     }  # fmt: skip
     assert {*wanted, "layers", "schema_version"} == {field.name for field in fields(Profile)}
