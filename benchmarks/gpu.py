@@ -12,7 +12,7 @@ processes of their own.
                 what a large matrix product reaches; bytes as the plan counts them, as allocated, and as reserved
     training    iterations of the trainer: the loss falls; useful tokens a second, TFLOP/s, MFU, bytes
     trace       seconds of the trainer's kernels by kind of layer, beside the least that the work takes; what is not
-                explained; how many plans cuDNN builds; attention over tiles and masked samples two ways
+                explained; attention over tiles and masked samples two ways; what plans of cuDNN's take
     against     the profile beside the trainer: by part of the model, step, bytes
     text        the same model on packs of words alone: what share of its pace is left where there are images
     resume      a run that goes on from a save, against one that was not stopped: bit for bit
@@ -33,6 +33,7 @@ that it needs; what else is missing is said. `--short` has small models, for try
 
 import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -72,7 +73,7 @@ from omnibal_ext.costs.operations import RESULTS, device_key
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.files.records import write_record
+from omnibal_ext.files.records import read_record, write_record
 from omnibal_ext.units import GIB
 from tests.programs import free_port, result_of
 
@@ -89,7 +90,7 @@ MODES = ("recompute", "recompute_cheap")
 LARGE = 0.05
 """Share of a step from which on a part of it is judged."""
 MOST_COUNTING = 300.0
-"""Seconds in which the launches of an iteration are counted, beside the trace."""
+"""Seconds in which the launches of an iteration are counted, before the trace."""
 LARGEST = 4
 """Groups that are named of what is not explained."""
 LEAST = 5.0
@@ -140,6 +141,15 @@ class Verdict:
     aside: dict[str, Future[Any]] = field(default_factory=dict)
     """What is made beside it."""
     run: gpu_training.Run | None = None
+    before: dict[str, Any] = field(default_factory=dict)
+    """The record of an earlier run, where this one has some parts only."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Of both runs; this one's figures where both have them."""
+        new = {**self.found, "differences": self.differences}
+        both = {name: {**self.before.get(name, {}), **new.get(name, {})} for name in ("differences", "seconds")}
+        return {**self.before, **new, **both}
 
     @property
     def left(self) -> float:
@@ -262,23 +272,26 @@ def against(verdict: Verdict) -> None:
 def trace(verdict: Verdict) -> None:
     """What the card does in a pack's milliseconds."""
     size, packs = verdict.size, verdict.packs()
-    counting = ThreadPoolExecutor(1).submit(
-        gpu_trace.counted, size.model, verdict.folder / PACKS, len(packs), min(verdict.left, MOST_COUNTING)
-    )
-    seen, _ = gpu_trace.traced(size.model, packs, size.packs, verdict.folder / "trace")
-    model, peak = preset(size.model), verdict.found.get("reached", {}).get("peak_flops")
-    kernel = next(iter(platform.attention_kernels(model.language.attentions[0].head_dim)), "")
-    reach = gpu_trace.Reach.of(verdict.found["device"], kernel, model.vision.native is not None, peak)
-    asked = counting.result()
-    rows = gpu_trace.rows(seen, asked, len(packs), reach)
-    rows += gpu_trace.of_ways(gpu_ways.ways(size.model, size.budgets[0]))
-    pack = seen.seconds / seen.packs * 1e3
+    seconds = min(verdict.left / 4, MOST_COUNTING)  # beforehand: beside the trace it would take the host's time
+    asked = gpu_trace.counted(size.model, verdict.folder / PACKS, len(packs), seconds)
+    seen = gpu_trace.traced(size.model, packs, size.packs, verdict.folder / "trace")
+    peak = verdict.record.get("reached", {}).get("peak_flops")
+    reach = gpu_trace.Reach.of(verdict.found["device"], seen.attention, peak)
+    rows = gpu_trace.rows(seen.trace, asked, len(packs), reach)
+    pack, untraced = seen.trace.seconds / seen.trace.packs * 1e3, seen.untraced / size.packs * 1e3
     columns = ("layer and pass", "kernels", "launches", "counted", "ms", "least", "not explained")
-    console.print_table(f"{size.model}, {pack:.1f} ms a pack", columns, gpu_trace.shown(rows))
+    title = f"{size.model}, {pack:.1f} ms a pack, {untraced:.1f} when it is not traced"
+    console.print_table(title, columns, gpu_trace.shown(rows))
+    print(reach.source if reach else "nothing is known of what this card reaches")
     beyond = gpu_trace.not_explained(rows)
     largest = ", ".join(f"{name} {ms:.1f}" for name, ms in list(beyond.items())[:LARGEST])
     print(f"not explained: {sum(beyond.values()):.1f} of {pack:.1f} ms a pack, most of it {largest}")
-    verdict.found["trace"] = {"milliseconds a pack": pack, "not explained": sum(beyond.values()), "rows": rows}
+    verdict.found["trace"] = {
+        "milliseconds a pack": pack, "not traced": untraced, "not explained": sum(beyond.values()), "rows": rows,
+    }  # fmt: skip
+    ways = gpu_trace.of_ways(gpu_ways.ways(size.model, size.budgets[0]), seen.trace.shapes)
+    console.print_table("attention two ways, a layer's ms", columns, gpu_trace.shown(ways))
+    rows += ways
 
 
 def text(verdict: Verdict) -> None:
@@ -421,6 +434,8 @@ def main() -> None:
             "adapted": size.adapted,
         }
         verdict = Verdict(size, until, Path(folder), {**known, "versions": installed()})
+        if len(asked.parts) < len(PARTS):
+            verdict.before = earlier(path, known)
         words = (size.model, *map(str, size.budgets), str(size.packs), folder)
         for part in (("expected", folder), ("packs", *words)):
             verdict.aside[part[0]] = pool.submit(run_part, 1, *part, hide_gpu=True, seconds=verdict.left)
@@ -455,13 +470,23 @@ def run_all(verdict: Verdict, path: Path, names: Iterator[str] | tuple[str, ...]
         print(f"{name}: {', '.join([*new, f'{time.monotonic() - began:.0f} s'])}", flush=True)
 
 
+def earlier(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What was found before of the same card, model and packs; {} where nothing was."""
+    found: dict[str, Any] = read_record(path, "result", "benchmarks/gpu.py", dict) if path.exists() else {}
+    return found if all(found.get(name) == value for name, value in json.loads(json.dumps(known)).items()) else {}
+
+
 def write(verdict: Verdict, path: Path) -> None:
-    """What was found so far; beside it the card's record, once something was trained."""
+    """What was found so far; beside it the card's record, once something was trained, or its trace, if there is
+    one."""
     path.parent.mkdir(exist_ok=True)
-    write_record(path, {**verdict.found, "differences": verdict.differences})
+    write_record(path, verdict.record)
+    of_card, command = path.with_name(f"{path.stem}-{verdict.size.model}.json"), " ".join(["python", *sys.argv])
     if "training" in verdict.found:
-        name = f"{path.stem}-{verdict.size.model}.json"
-        write_record(path.with_name(name), gpu_cards.card(verdict.found, " ".join(["python", *sys.argv])))
+        write_record(of_card, gpu_cards.card(verdict.found, command))
+    elif "trace" in verdict.found and of_card.exists():
+        old = read_record(of_card, "card", "benchmarks/gpu.py", dict)
+        write_record(of_card, gpu_cards.with_trace(old, verdict.found, command))
 
 
 def show(title: str, figures: dict[str, float]) -> None:

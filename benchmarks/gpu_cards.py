@@ -57,6 +57,12 @@ def card(found: Mapping[str, Any], command: str) -> dict[str, Any]:
     return {name: UNVERIFIED if values.get(name) is None else values[name] for name in FIELDS}
 
 
+def with_trace(card: Mapping[str, Any], found: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """A card's record, its trace that of a later run, which has a date of its own."""
+    run = {"date": str(date.today()), "commit": commit(), "command": command, "versions": found.get("versions")}
+    return {**card, "trace": {**run, **found["trace"]}}
+
+
 def commit() -> str:
     """Of this tree; "" where git does not know."""
     done = subprocess.run(

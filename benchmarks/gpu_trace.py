@@ -18,24 +18,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.utils import get_model_config
 from torch.autograd import DeviceType
-from torch.profiler import profile, record_function, schedule, supported_activities
+from torch.profiler import ProfilerActivity, profile, record_function, schedule, supported_activities
 
 from benchmarks.gpu_packs import Packs
 from benchmarks.gpu_training import WARM_UP, RandomTrainer, run_trainer
+from benchmarks.gpu_ways import BATCH
 from megatron.vlm import platform
+from megatron.vlm.models.attention.core_attention import choose_kernel
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.costs.operations import device_key
 from omnibal_ext.costs.works import layer_works
+from omnibal_ext.modalities.modality import LANGUAGE, VISION
 from tests.programs import result_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ITERATIONS = 3
-"""That are traced, behind those in which functions are compiled."""
-MOST_GROUPS, MOST_KERNELS = 17, 6
-"""Rows of the table: the largest groups and kernels; with those of the other groups, of what no kernel takes, and of
-attention two ways, 30."""
+"""That are traced, behind those in which functions are compiled, one that is not, and one in which the profiler
+starts."""
+MOST_GROUPS, MOST_KERNELS = 16, 6
+"""Rows of the table: the largest groups and kernels; with those of the other groups, of the device, and of attention
+two ways, 30."""
 WIDEST = 60
 """Letters of a kernel's name that are shown."""
 STEP_BYTES = 40
@@ -54,11 +59,8 @@ WORKS = {
     "copy": ("memcpy", "memset", "::copy_"),
 }
 """Parts of a kernel's name by kind of work, the first that fits; else it is elementwise."""
-PLANS = "scaled_dot_product_cudnn_attention"
-"""Part of the names of the operators that build cuDNN's plans, one for each shape that a process meets."""
-ATTENTION = "scaled_dot_product_attention"
-SLOW = 5e-3
-"""Seconds of the host from which on such an operator has built one; else it takes some 50 us."""
+ATTENTION, BATCHES = "scaled_dot_product_attention", "cudnn"
+"""Torch's attention over batches, and the kernel that it prefers on Hopper."""
 Group = tuple[str, str]
 """Kind of layer and pass, kind of work."""
 Counted = dict[Group, list[float]]
@@ -93,10 +95,10 @@ class Trace:
     """Of the iterations."""
     idle: float
     """Of these, seconds in which the device did nothing."""
+    loose: float
+    """Seconds of kernels of which the profiler does not know who asked for them."""
     shapes: int
     """Different ones that attention was asked for by `scaled_dot_product_attention`."""
-    plans: list[float]
-    """Host seconds of each call that built a plan of cuDNN's."""
 
     def named(self) -> Iterator[tuple[str, Kernel]]:
         """Each kernel, with what it belongs to."""
@@ -106,12 +108,24 @@ class Trace:
             yield (self.marks[place - 1][1] if place else STEP), kernel
 
 
+@dataclass(frozen=True)
+class Traced:
+    """What a run under the profiler left."""
+
+    trace: Trace
+    untraced: float
+    """Seconds of an iteration before the profiler started."""
+    attention: dict[str, str]
+    """The kernel that attends, by kind of layer."""
+    profile: Any
+
+
 class TracedTrainer(RandomTrainer):
     """The trainer on made-up packs, of which iterations are traced."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        when = schedule(wait=WARM_UP - 1, warmup=1, active=ITERATIONS, repeat=1)
+        when = schedule(wait=WARM_UP + 1, warmup=1, active=ITERATIONS, repeat=1)
         self.profile = profile(activities=supported_activities(), schedule=when, record_shapes=True)
         self.moments: list[tuple[float, float]] = []
         """Of each iteration's start: before the profiler was told, and after."""
@@ -128,12 +142,24 @@ class TracedTrainer(RandomTrainer):
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
         """What is traced ends where the next iteration begins, so the optimizer's step is in it."""
-        before = platform.now()
+        before, (model, *_) = platform.now(), arguments["model"]
+        if not self.moments:
+            config = get_model_config(model)
+            config.finalize_model_grads_func = partial(_finalize, config.finalize_model_grads_func)
         (self.profile.step if self.moments else self.profile.start)()
         self.moments.append((before, platform.now()))
-        found = super().forward_backward(**arguments)
-        _set_mark(STEP)
-        return found
+        return super().forward_backward(**arguments)
+
+    @property
+    def attention(self) -> dict[str, str]:
+        """The kernel that attends, by kind of layer; over tiles and samples in batches it is torch's choice."""
+        chain = self.stage.chain
+        over_images = chain.architecture.vision.native is not None
+        found = {
+            LANGUAGE.kinds[1]: choose_kernel(chain.language),
+            VISION.kinds[1]: choose_kernel(chain.configs[VISION], True) if over_images else BATCHES,
+        }
+        return {kind: BATCHES if kernel == "sample_by_sample" else kernel for kind, kernel in found.items()}
 
 
 def _set_mark(name: str, *_: Any) -> None:
@@ -141,27 +167,41 @@ def _set_mark(name: str, *_: Any) -> None:
         pass
 
 
+def _finalize(finalize: Any, *arguments: Any, **named: Any) -> None:
+    """What comes behind the last layer's backward is of no layer."""
+    _set_mark(STEP)
+    finalize(*arguments, **named)
+
+
 def _mark_backward(name: str, _: Any, __: Any, output: Any) -> None:
     if isinstance(output, torch.Tensor) and output.requires_grad:
         output.register_hook(partial(_set_mark, name))
 
 
-def traced(model: str, packs: Packs, an_iteration: int, folder: Path) -> tuple[Trace, Any]:
-    """Train under the profiler; what `ITERATIONS` iterations of so many packs did, and the profiler."""
+def traced(model: str, packs: Packs, an_iteration: int, folder: Path) -> Traced:
+    """Train under the profiler; what `ITERATIONS` iterations of so many packs did."""
     made: list[TracedTrainer] = []
 
     def make(*given: Any) -> TracedTrainer:
         made.append(TracedTrainer(*given))
         return made[0]
 
-    run_trainer(model, packs, an_iteration, WARM_UP + ITERATIONS + 1, folder, "--timelines", "0", make=make)
+    first = WARM_UP + 2
+    run_trainer(model, packs, an_iteration, first + ITERATIONS + 1, folder, "--timelines", "0", make=make)
     (trainer,) = made
-    (_, began), (ended, _) = (trainer.moments[place] for place in (WARM_UP, WARM_UP + ITERATIONS))
-    return trace_of(trainer.profile.events(), ITERATIONS * an_iteration, ended - began), trainer.profile
+    untraced, seconds = (
+        trainer.moments[until][0] - trainer.moments[since][1]
+        for since, until in ((WARM_UP, WARM_UP + 1), (first, first + ITERATIONS))
+    )
+    trace = trace_of(trainer.profile.events(), ITERATIONS * an_iteration, seconds)
+    return Traced(trace, untraced, trainer.attention, trainer.profile)
 
 
 def trace_of(events: Sequence[Any], packs: int, seconds: float) -> Trace:
-    """What the profiler's events say: kernels where there are some, else operators without those they call."""
+    """What the profiler's events say: kernels where there is a GPU, else operators without those they call.
+
+    RuntimeError where the profiler has recorded no kernels of a GPU.
+    """
     host = [event for event in events if event.device_type == DeviceType.CPU]
     names = {event.name for event in host if event.is_user_annotation}  # the device has spans of these names too
     asked = [event for event in host if not event.name.startswith(MARK)]
@@ -171,6 +211,11 @@ def trace_of(events: Sequence[Any], packs: int, seconds: float) -> Trace:
     ]  # fmt: skip
     spans = [event for event in events if event.device_type != DeviceType.CPU and event.name not in names]
     operators = [event for event in asked if event.name not in names]
+    if not kernels and platform.HAS_CUDA and ProfilerActivity.CUDA in supported_activities():
+        raise RuntimeError(
+            "the profiler recorded no kernels: another program reads them, or the driver lets administrators only"
+        )
+    loose = _loose(spans, kernels)
     if not kernels:
         kernels = [Kernel(event.time_range.start, event.name, event.self_cpu_time_total / 1e6) for event in operators]
     busy = _union(spans) if spans else sum(kernel.seconds for kernel in kernels)
@@ -180,13 +225,18 @@ def trace_of(events: Sequence[Any], packs: int, seconds: float) -> Trace:
         packs=packs,
         seconds=seconds,
         idle=max(0.0, seconds - busy),
+        loose=loose,
         shapes=len({str(event.input_shapes) for event in operators if event.name == f"aten::{ATTENTION}"}),
-        plans=[taken for event in operators if PLANS in event.name and (taken := _seconds(event)) > SLOW],
     )
 
 
-def _seconds(event: Any) -> float:
-    return float(event.time_range.elapsed_us()) / 1e6
+def _loose(spans: Sequence[Any], kernels: Sequence[Kernel]) -> float:
+    """Seconds of spans on the device of which no operator is known to have asked for the kernel."""
+    found = dict[str, float]()
+    spent = [(span.name, float(span.time_range.elapsed_us()) / 1e6) for span in spans]
+    for name, seconds in (*spent, *((kernel.name, -kernel.seconds) for kernel in kernels)):
+        found[name] = found.get(name, 0.0) + seconds
+    return sum(seconds for seconds in found.values() if seconds > 0)
 
 
 def _union(spans: Sequence[Any]) -> float:
@@ -208,17 +258,25 @@ class Reach:
     """A second."""
     attention: Mapping[str, float]
     """Operations a second, by kind of layer."""
+    source: str = ""
+    """Of these rates, in words."""
 
     @classmethod
-    def of(cls, device: str, kernel: str, native: bool, peak: float | None = None) -> "Reach | None":
-        """Of a card by its driver's name, whose packs `kernel` attends over; `peak`: of products, where measured."""
+    def of(cls, device: str, attention: Mapping[str, str], peak: float | None = None) -> "Reach | None":
+        """Of a card by its driver's name, and the kernel that attends, by kind of layer; `peak`: of products, where
+        measured."""
         key = device_key(device)
         if key is None:
             return None
         card = DEVICES[key]
-        rates = {name: card.flops * card.attending(name).attention_efficiency for name in (kernel, "cudnn")}
-        attention = {"llm": rates[kernel], "vit": rates[kernel if native else "cudnn"]}
-        return cls(peak or card.flops * PEAK, card.memory_bandwidth * card.bandwidth_efficiency, attention)
+        rates = {kind: card.flops * card.attending(name).attention_efficiency for kind, name in attention.items()}
+        products, moved = peak or card.flops * PEAK, card.memory_bandwidth * card.bandwidth_efficiency
+        attends = ", ".join(f"{kind} {rates[kind] / 1e12:.0f} ({name})" for kind, name in attention.items())
+        source = (
+            f"least by TFLOP/s of products {products / 1e12:.0f} ({'measured' if peak else 'assumed'}), of attention "
+            f"{attends}, as analytic profiles have it, and {moved / 1e12:.1f} TB/s"
+        )
+        return cls(products, moved, rates, source)
 
     def least(self, group: Group, operations: float, moved: float) -> float:
         """Seconds that such work takes at least."""
@@ -232,9 +290,13 @@ def counted(model: str, packs: Path, count: int, seconds: float) -> Counted:
     kind = platform.megatron_defaults().get("transformer_impl", "engine")
     command = [sys.executable, "-W", "ignore", "-c", COUNTING, kind, model, str(packs), str(count)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=seconds
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        print(f"launches could not be counted in {seconds:.0f} s")
+        return {}
     if done.returncode:
         print(f"launches could not be counted: {done.stderr[-1000:]}")
         return {}
@@ -251,7 +313,8 @@ Row = dict[str, Any]
 
 
 def rows(trace: Trace, asked: Counted, counted_packs: int, reach: Reach | None) -> list[Row]:
-    """Largest groups of kernels, then the others; the largest kernels within; and the device's idle time.
+    """Largest groups of kernels, then the others; the largest kernels within; the device's idle time, and kernels that
+    are in no group.
 
     The milliseconds of the groups and of the others add up to those of all kernels.
     """
@@ -276,16 +339,12 @@ def rows(trace: Trace, asked: Counted, counted_packs: int, reach: Reach | None) 
         largest.append({"what": "others", "how": "", **rest})
     within = [_row(*group, seconds, trace.packs) for group, seconds in _largest(kernels)[:MOST_KERNELS]]
     idle = _row("device", "idle", trace.idle, trace.packs)
-    plans = _row("plans of cuDNN's", _plans(trace), sum(trace.plans), trace.packs, len(trace.plans))
-    return [*largest, *({**row, "within": True} for row in within), idle, plans]
+    loose = _row("device", "not linked", trace.loose, trace.packs)
+    return [*largest, *({**row, "within": True} for row in within), idle, loose]
 
 
 def _largest(sums: Mapping[Group, float]) -> list[tuple[Group, float]]:
     return sorted(sums.items(), key=lambda pair: -pair[1])
-
-
-def _plans(trace: Trace) -> str:
-    return f"{len(trace.plans) / ITERATIONS:.3g} built an iteration, for {trace.shapes} shapes"
 
 
 def _row(what: str, how: str, seconds: float, packs: int, launches: int | None = None) -> Row:
@@ -293,12 +352,16 @@ def _row(what: str, how: str, seconds: float, packs: int, launches: int | None =
     return {"what": what, "how": how[:WIDEST], **number, "ms": seconds / packs * 1e3}
 
 
-def of_ways(found: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """Rows of attention two ways (`benchmarks.gpu_ways`), of one layer."""
-    return [
-        {"what": name, "how": f"the first of another size {row['first ms']:.1f} ms", "ms": row["ms"], "within": True}
+def of_ways(found: Mapping[str, Mapping[str, float]], shapes: int) -> list[Row]:
+    """Rows of attention two ways (`benchmarks.gpu_ways`), of one layer; and what cuDNN's plans for so many shapes take
+    in a run, each made once, by what a new size took longer."""
+    each = max(0.0, found[BATCH]["first ms"] - found[BATCH]["ms"])
+    plans = {"what": "plans of cuDNN's", "how": f"{shapes} shapes, {each:.1f} ms each", "ms": shapes * each}
+    ways: list[Row] = [
+        {"what": name, "how": f"the first of another size {row['first ms']:.1f} ms", "ms": row["ms"]}
         for name, row in found.items()
     ]
+    return [{**row, "within": True} for row in (*ways, plans)]
 
 
 def shown(found: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -313,9 +376,10 @@ def shown(found: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def not_explained(found: Sequence[Row]) -> dict[str, float]:
-    """Milliseconds a pack beyond the least, by group; of what is not counted all. Largest first."""
+    """Milliseconds a pack beyond the least, by group, where there are any; of what is not counted all. Largest
+    first."""
     beyond = {
-        f"{row['what']} {row['how']}".strip(): row["ms"] - row.get("least ms", 0.0)
-        for row in found if "within" not in row and not row["what"].startswith("plans")
+        f"{row['what']} {row['how']}".strip(): more
+        for row in found if "within" not in row and (more := row["ms"] - row.get("least ms", 0.0)) > 0
     }  # fmt: skip
     return dict(sorted(beyond.items(), key=lambda pair: -pair[1]))

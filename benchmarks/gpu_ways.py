@@ -25,6 +25,7 @@ from omnibal_ext.modalities.modality import VISION
 
 MASKED = (8, 256, 2048)
 """Heads, their width and tokens of a sample with a mask, as Gemma 3's."""
+BATCH = "tiles: a batch"
 NEW = 3
 """Sizes that were not asked for before, of which the first call is timed."""
 ROUNDS = 5
@@ -67,7 +68,7 @@ def ways(model: str, tiles: int) -> dict[str, dict[str, float]]:
             return way(packed, True, query, key, value, _mask(query))
 
         timed = {
-            "tiles: a batch": _timed(TileAttention(vision, tokens), draw_tiles),
+            BATCH: _timed(TileAttention(vision, tokens), draw_tiles),
             f"tiles: rows, {kernel}": _timed(partial(by_rows, packed, tokens), draw_tiles),
         }
         for name, way in (("torch's choice", by_torch), ("memory-efficient", by_efficient_kernel)):

@@ -21,9 +21,10 @@ def main() -> None:
     gpu_training.AS_TRAINED = ("--bf16", "--use-distributed-optimizer")
     packs = gpu_packs.make_packs(preset(MODEL), BUDGETS, PACKS)[:PACKS]
     (folder / "packs.json").write_text(json.dumps(packs))
-    trace, profiler = gpu_trace.traced(MODEL, packs, PACKS, folder / "run")
+    traced = gpu_trace.traced(MODEL, packs, PACKS, folder / "run")
+    trace, profiler = traced.trace, traced.profile
     asked = gpu_trace.counted(MODEL, folder / "packs.json", PACKS, 600)
-    reach = gpu_trace.Reach.of("NVIDIA H200", "variable_length", False)
+    reach = gpu_trace.Reach.of("NVIDIA H200", traced.attention)
     profiler.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     launched = Counter(f"{name}: {kernel.name}" for name, kernel in trace.named())
@@ -33,6 +34,7 @@ def main() -> None:
         "operators": sum(kernel.seconds for kernel in trace.kernels), "spans": spans(events),
         "launched": launched, "shapes": trace.shapes, "tiles": [sum(tiles for tiles, _ in pack) for pack in packs],
         "lengths": [tokens for pack in packs for _, tokens in pack], "reach": asdict(reach),
+        "untraced": traced.untraced, "attention": traced.attention,
     }  # fmt: skip
     print("RESULT " + json.dumps(found))
 
