@@ -30,7 +30,7 @@ from megatron.vlm.prove.models import load
 from omnibal_ext.console import print_table, say_wrapped
 from omnibal_ext.errors import run_tool
 
-TRAINERS = ("trl", "swift", "llamafactory", "axolotl", "automodel", "energon", "veomni", "bridge")
+TRAINERS = ("trl", "swift", "llamafactory", "axolotl", "automodel")
 Row = dict[str, Any]
 
 
@@ -49,7 +49,8 @@ def rows_of(name: str, folders: Path, ways: list[str]) -> Iterator[Row]:
             yield {
                 "trainer": trainer.PACKAGE, "version": version(trainer.PACKAGE), "way": way, "says": how.says,
                 "samples": samples, "folder": kind, "program": name,
-                "kernels": {kernel: verdict(proof, kernel) for kernel in how.kernels},
+                "kernels": {kernel: verdict(proof, kernel, how.refusal) for kernel in how.kernels},
+                "against": dict(how.against),
                 "faults": [f"{one.check}: {one.says}" for one in proof.findings], "sees": proof.sees,
                 "confirmed": confirmed(folders / kind, collate, images) if "isolation" in checks else None,
                 "transformers": version("transformers"), "asks": asked(trainer.PACKAGE),
@@ -63,10 +64,12 @@ def asked(package: str) -> str:
     return next((one[1].strip() for one in found if one), "any")
 
 
-def verdict(proof: Proof, kernel: str) -> str:
-    """Return one kernel's verdict of a pack in a word, with what else differs, or why it was not run."""
+def verdict(proof: Proof, kernel: str, refusal: str | None) -> str:
+    """Return one kernel's verdict of a pack in a word, with what else differs, or why it was not run; `refusal`: words
+    of the error that is the trainer's no."""
     if kernel in proof.not_run:
-        return f"not run: {proof.not_run[kernel]}"
+        why = proof.not_run[kernel]
+        return f"{'refuses' if refusal and refusal in why else 'not run'}: {why}"
     wrong = {one.check for one, kernels in proof.findings.items() if kernel in kernels}
     if not wrong:
         return "equal"

@@ -8,12 +8,15 @@ Features = dict[str, Any]
 
 
 class Way(NamedTuple):
-    """A way: what it is in the trainer's words, kernels, samples (with images, words), and kinds of folders."""
+    """A way: what it is in the trainer's words, kernels, samples (with images, words), and kinds of folders; words of
+    the error by which the trainer refuses it; by kernel what the trainer itself says against it."""
 
     says: str
     kernels: tuple[str, ...] = ("eager", "sdpa", "flash")
     samples: tuple[str, ...] = ("images", "words")
     kinds: tuple[str, ...] = KINDS
+    refusal: str | None = None
+    against: tuple[tuple[str, str], ...] = ()
 
 
 def listed(feature: Features, *names: str) -> Features:

@@ -1,7 +1,8 @@
-"""NeMo Automodel's packs: `PackedDatasetWrapper` joins, `neat_packed_vlm_collater` makes the batch.
+"""NeMo Automodel's packs: `PackedDatasetWrapper` joins, `neat_packed_vlm_collater` makes the batch, as in finetune.py.
 
 Its shift gives each token the next one's label and drops a sample's last token. Samples get one token more at their
-ends, which is what it drops; labels are handed on as `shift_labels`, as they stand.
+ends, which is what it drops; its loss is of logits and labels as they stand, so labels move one place on to be where
+transformers' losses look for them.
 """
 
 import inspect
@@ -15,8 +16,8 @@ from benchmarks.verdicts.ways import Features, Way
 
 PACKAGE = "nemo-automodel"
 WAYS = {
-    "neat_packing": Way("neat packing", ("eager", "sdpa")),
-    "neat_packing_flash": Way("neat packing", ("flash",)),
+    "neat_packing": Way("packed_sequence.pack_size", ("eager", "sdpa")),
+    "neat_packing_flash": Way("packed_sequence.pack_size", ("flash",)),
 }
 
 
@@ -40,14 +41,32 @@ def _batch(features: list[Features], config: Any, kernel: str) -> Features:
         for one in features
     ]
     most = sum(len(one["input_ids"]) for one in features)
-    rope = getattr(model_of(kind_of(config)).model, "get_rope_index", None)
+    rope = _get_rope_index(model_of(kind_of(config)))
+    _configure(kernel)
     packs = PackedDatasetWrapper(longer, [[*range(len(longer))]], most, PADDING, get_rope_index=rope)
     batch = neat_packed_vlm_collater([packs[0]], padding_idx=PADDING, attn_implementation=kernel)
     return _given(batch, config)
 
 
+def _get_rope_index(model: Any) -> Any:
+    """What the recipe takes M-RoPE's positions from: 0.5.0 looks at the outer model, which has none."""
+    try:
+        from nemo_automodel._transformers.utils import resolve_get_rope_index
+    except ImportError:
+        return getattr(model, "get_rope_index", None)
+    return resolve_get_rope_index(model)
+
+
+def _configure(kernel: str) -> None:
+    """Let 0.5.0 replace what it replaces in transformers for flash-attention; 0.7.0 replaces nothing."""
+    from nemo_automodel.components.models.common import packing
+
+    if hasattr(packing, "_passthrough_create_causal_mask"):
+        packing.configure_packing(kernel)
+
+
 def _given(batch: Features, config: Any) -> Features:
-    """What the model is given of it; labels where transformers shifts none."""
+    """What the model is given of it, labels one place on."""
     import transformers
 
     known = inspect.signature(getattr(transformers, config.architectures[0]).forward).parameters
@@ -55,4 +74,4 @@ def _given(batch: Features, config: Any) -> Features:
     made = {name: value for name, value in batch.items() if name in known or name in more}
     if "token_type_ids" in known and "mm_token_type_ids" in batch:
         made["token_type_ids"] = batch["mm_token_type_ids"]
-    return made | {"shift_labels": batch["labels"].to(torch.long), "labels": batch["labels"]}
+    return made | {"labels": pad(batch["labels"].to(torch.long)[:, :-1], (1, 0), value=IGNORED)}

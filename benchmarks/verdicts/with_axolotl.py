@@ -7,18 +7,19 @@ from benchmarks.verdicts.folders import PADDING, kind_of
 from benchmarks.verdicts.ways import Features, Way, listed
 
 PACKAGE = "axolotl"
+IS_NEWER = tuple(map(int, version(PACKAGE).split(".")[:2])) >= (0, 19)
+WARNS = () if IS_NEWER else (("eager", "the trainer warns"),)  # utils/schemas/validation.py
 WAYS = {
-    "sample_packing": Way("sample_packing: true",
-                          ("eager", "sdpa"), ("words",)),
+    "sample_packing": Way("sample_packing: true", ("eager", "sdpa"), ("words",), against=WARNS),
     "sample_packing_flash": Way("sample_packing: true", ("flash",), ("words",)),
-    "images": Way("MultiModalChatDataCollator(packing=True)", samples=("images",)),
+    "images": Way("MultiModalChatDataCollator(packing=True)", samples=("images",),
+                  refusal="Packing is currently not supported"),
 }  # fmt: skip
 
 
 def sample_packing(features: list[Features], config: Any) -> Features:
     """Return a pack for eager attention or sdpa."""
-    drops = tuple(map(int, version(PACKAGE).split(".")[:2])) >= (0, 19)  # core/builders/causal.py
-    return _batch(features, config, drops)
+    return _batch(features, config, IS_NEWER)  # core/builders/causal.py
 
 
 def sample_packing_flash(features: list[Features], config: Any) -> Features:
@@ -34,7 +35,8 @@ def images(features: list[Features], config: Any) -> Features:
 
 
 def _batch(features: list[Features], config: Any, drops_mask: bool) -> Features:
-    """What `AxolotlTrainer` gives the model: of Gemma 3 without the mask, in any case (core/trainers/base.py)."""
+    """What `AxolotlTrainer` gives the model: of Gemma 3 without the mask, in any case (utils/trainer.py's
+    process_datasets_for_packing; 0.19.0 also in core/trainers/base.py)."""
     from axolotl.monkeypatch.multipack import SUPPORTED_MULTIPACK_MODEL_TYPES
     from axolotl.utils.collators import BatchSamplerDataCollatorForSeq2Seq, V2BatchSamplerDataCollatorForSeq2Seq
     from axolotl.utils.trainer import add_position_ids
@@ -42,7 +44,9 @@ def _batch(features: list[Features], config: Any, drops_mask: bool) -> Features:
     is_known = config.model_type in SUPPORTED_MULTIPACK_MODEL_TYPES
     kind = V2BatchSamplerDataCollatorForSeq2Seq if is_known else BatchSamplerDataCollatorForSeq2Seq
     names = ["input_ids", "labels", *["attention_mask"] * (not drops_mask and kind_of(config) != "gemma")]
-    return dict(kind(_tokenizer())([[add_position_ids(listed(one, *names)) for one in features]]))
+    return dict(
+        kind(_tokenizer(), pad_to_multiple_of=64)([[add_position_ids(listed(one, *names)) for one in features]])
+    )
 
 
 def _tokenizer() -> Any:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,15 +20,16 @@ from benchmarks.verdicts.folders import (
 from benchmarks.verdicts.ways import Features, Way
 
 PACKAGE = "llamafactory"
+APART_BY_NEAT = "packing: true (keeps none apart; neat_packing does)"
 WAYS = {
-    "neat_packing": Way("neat_packing: true, cutoff_len: 8 n", ("eager", "sdpa")),
-    "neat_packing_odd": Way("neat_packing: true, cutoff_len: 8 n - 1", ("eager", "sdpa")),
-    "neat_packing_flash": Way("neat_packing: true, cutoff_len: 8 n", ("flash",)),
-    "neat_packing_flash_odd": Way("neat_packing: true, cutoff_len: 8 n - 1", ("flash",)),
-    "packing": Way("packing: true, cutoff_len: 8 n"),
-    "packing_odd": Way("packing: true, cutoff_len: 8 n - 1"),
+    "neat_packing": Way("neat_packing: true, cutoff_len a multiple of 8", ("eager", "sdpa")),
+    "neat_packing_odd": Way("neat_packing: true, cutoff_len no multiple of 8", ("eager", "sdpa")),
+    "neat_packing_flash": Way("neat_packing: true, cutoff_len a multiple of 8", ("flash",)),
+    "neat_packing_flash_odd": Way("neat_packing: true, cutoff_len no multiple of 8", ("flash",)),
+    "packing": Way(f"{APART_BY_NEAT}, cutoff_len a multiple of 8"),
+    "packing_odd": Way(f"{APART_BY_NEAT}, cutoff_len no multiple of 8"),
 }
-"""A pack is filled up to `cutoff_len` + 1 tokens, and by the collator to a multiple of eight."""
+"""A pack is filled up to `cutoff_len` tokens as the user gives it, and by the collator to a multiple of eight."""
 PLUGINS = {"llava": "llava", "internvl": "intern_vl", "qwen": "qwen2_vl", "gemma": "gemma3"}
 NAME = "<IMG_CONTEXT>"
 PROCESSOR = {
@@ -77,11 +77,10 @@ def _batch(features: list[Features], config: Any, neat: bool, kernel: str, odd: 
 
     kind = kind_of(config)
     processor = SimpleNamespace(image_processor=image_processor_of(kind), tokenizer=_tokenizer(), **PROCESSOR)
-    known = {field.name for field in fields(SFTDataCollatorWith4DAttentionMask)}  # 0.9.4 lacks one
     collator = SFTDataCollatorWith4DAttentionMask(
         tokenizer=_tokenizer(), model=model_of(kind), template=SimpleNamespace(mm_plugin=plugin),
         processor=processor, pad_to_multiple_of=8, block_diag_attn=neat, attn_implementation=kernel,
-        **({"neat_packing": neat} if "neat_packing" in known else {}),
+        neat_packing=neat,
     )  # fmt: skip
     batch = dict(collator(_packed(features, neat, odd)))
     return {name: value for name, value in batch.items() if name not in ("num_crops", "rope_deltas")}
@@ -107,7 +106,8 @@ def _packed(features: list[Features], neat: bool, odd: int) -> list[Features]:
             return features[system]["input_ids"].tolist(), features[system]["labels"].tolist()
 
     count, most = len(features), sum(len(one["input_ids"]) for one in features)
-    options = SimpleNamespace(cutoff_len=-(-(most + 1) // 8) * 8 - odd, neat_packing=neat)
+    given = -(-(most + 1) // 8) * 8 + odd
+    options = SimpleNamespace(cutoff_len=given - 1, neat_packing=neat)  # as DataArguments.__post_init__ leaves it
     shown = [pictures(*whose(one["input_ids"].tolist())) if "pixel_values" in one else [] for one in features]
     rows = {"_prompt": [["?"]] * count, "_response": [["!"]] * count, "_system": [*range(count)], "_images": shown,
             "_tools": [""] * count, "_videos": [[]] * count, "_audios": [[]] * count}  # fmt: skip

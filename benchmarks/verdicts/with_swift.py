@@ -7,7 +7,7 @@ from benchmarks.verdicts.folders import IMAGE, PADDING, VIDEO, kind_of, model_of
 from benchmarks.verdicts.ways import Features, Way, listed
 
 PACKAGE = "ms-swift"
-WAYS = {"packing": Way("--packing true", ("flash",))}
+WAYS = {"packing": Way("--packing true", ("flash",), refusal="does not support padding free or packing")}
 TEMPLATES = {"llava": "llava1_5_hf", "internvl": "internvl_hf", "qwen": "qwen2_5_vl", "gemma": "gemma3_vision"}
 PLACES = {"image_token_id": IMAGE, "video_token_id": VIDEO}
 ALONG_TOKENS = ("input_ids", "labels", "token_type_ids")
