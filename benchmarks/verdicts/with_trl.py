@@ -7,7 +7,7 @@ from benchmarks.verdicts.folders import PADDING, kind_of, model_of, pictures, wh
 from benchmarks.verdicts.ways import Features, Way, listed
 
 PACKAGE = "trl"
-FOR_FLASH = tuple((kernel, "TRL asks for flash-attention") for kernel in ("eager", "sdpa"))
+FOR_FLASH = tuple((kernel, "TRL asks for flash") for kernel in ("eager", "sdpa"))
 WAYS = {
     "packing": Way("packing=True, tokenizer", samples=("words",), against=FOR_FLASH),
     "padding_free": Way("padding_free=True, tokenizer", samples=("words",), against=FOR_FLASH),

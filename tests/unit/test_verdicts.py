@@ -1,15 +1,18 @@
-"""docs/verdicts.md is what the results say, and no leak stands there that the second program did not find."""
+"""docs/verdicts.md is what the results say, no leak stands there that the second program did not find, and no
+transformers that a trainer does not ask for."""
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
 
 from benchmarks.verdicts.confirm import flash_attn_varlen_func, seen
-from benchmarks.verdicts.folders import SAMPLES, samples_of, whose
-from benchmarks.verdicts.page import PAGE, RESULTS, page
+from benchmarks.verdicts.folders import KINDS, SAMPLES, samples_of, whose
+from benchmarks.verdicts.page import PAGE, RESULTS, cell, page, summary
 
 FOUND: dict[str, Any] = json.loads(RESULTS.read_text())
 
@@ -29,8 +32,50 @@ def test_a_leak_that_is_not_confirmed_is_said_to_be_none() -> None:
     other = copy.deepcopy(FOUND)
     leak = next(row for row in other["rows"] if "leaks" in row["kernels"].values())
     leak["confirmed"] = dict.fromkeys(leak["confirmed"], [[]] * SAMPLES)
-    assert "leaks (not confirmed)" in page(other)
-    assert "(not confirmed)" not in page(FOUND)
+    assert "leaks (not confirmed" in page(other)
+    assert "(not confirmed" not in page(FOUND)
+
+
+def test_every_row_was_run_with_a_transformers_that_the_trainer_asks_for() -> None:
+    assert [row for row in FOUND["rows"] if row["transformers"] not in SpecifierSet(row["asks"])] == []
+
+
+def test_a_leak_says_what_the_trainer_says_against_the_setting() -> None:
+    against = [
+        (row, kernel, why) for row in FOUND["rows"] for kernel, why in row["against"].items()
+        if row["kernels"][kernel].startswith("leaks")
+    ]  # fmt: skip
+    assert {row["trainer"] for row, _, _ in against} == {"trl", "axolotl"}
+    for row, kernel, why in against:
+        assert cell(row, kernel, {}) == f"leaks (confirmed; {why})"
+
+
+def test_the_summary_is_every_verdict_of_the_newest_versions() -> None:
+    """Its cells, taken apart: each way, samples, folder and kernel has the word of its row, and there is no other."""
+    newest: dict[str, list[int]] = {}
+    for row in FOUND["rows"]:
+        newest[row["trainer"]] = max(newest.get(row["trainer"], [0]), _parts(row["version"]))
+    expected = {
+        (f"{row['trainer']} {row['version']}, {row['says']}", row["samples"], row["folder"], kernel):
+            ", ".join(filter(None, (re.sub("^runs", "fails", said.partition(":")[0]),
+                                    said.startswith("leaks") and row["against"].get(kernel))))
+        for row in FOUND["rows"] if _parts(row["version"]) == newest[row["trainer"]]
+        for kernel, said in row["kernels"].items()
+    }  # fmt: skip
+    lines = [line[2:-2].split(" | ") for line in summary(FOUND["rows"]).splitlines()[2:]]
+    found = {
+        (way, samples, folder, kernel): said
+        for way, *cells in lines
+        for samples, cell in zip(("images", "words"), cells, strict=True)
+        for said, folders, kernels in re.findall(r"([^:>]+): ([a-z, ]+?)(?: \((.+?)\))?(?:<|$)", cell)
+        for folder in (KINDS if folders == "all" else folders.split(", "))
+        for kernel in (kernels.split(", ") if kernels else ("eager", "sdpa", "flash"))
+    }
+    assert found == expected
+
+
+def _parts(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 @pytest.mark.parametrize("sees", [[], [(1, 0)], [(3, 1), (0, 2)]])
