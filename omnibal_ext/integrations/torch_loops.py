@@ -4,6 +4,7 @@ sampler = PackedBatches(tiles, tokens, vit_budget=12, llm_budget=4096, ranks=wor
 loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,7 @@ class PackedBatches:
         effort = epoch_effort(self._samples, seconds)
         self._how: dict[str, Any] = {"costs": costs, "beyond": beyond, "seconds": effort}
         self._packs, self._begun = self._pack(), False
+        self._is_shared_out = False
 
     def set_epoch(self, epoch: int) -> None:
         """Pack for another epoch; a loop that is resumed in one needs it."""
@@ -65,7 +67,15 @@ class PackedBatches:
         return len(self._packs) // (1 if self._rank is None else self._ranks)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield packs: of the next epoch, if this one's have been read."""
+        """Yield packs: of the next epoch, if this one's have been read.
+
+        Raises UserError if each process would read the packs of all.
+        """
+        if self._ranks > 1 and self._rank is None and not self._is_shared_out and _processes() > 1:
+            raise UserError(
+                f"PackedBatches: nothing shares its packs out over {_processes()} processes, each would train on all: "
+                "give rank (in Lightning keep Trainer(use_distributed_sampler=False) with it)"
+            )
         if self._begun:
             self.set_epoch(self._epoch + 1)
         self._begun = True
@@ -78,7 +88,11 @@ class PackedBatches:
         Raises UserError if the sampler has a rank, as each process would get only some of that rank's packs.
         """
         if self._rank is not None:
-            raise UserError(f"PackedBatches: made for rank {self._rank}, but about to be sharded again: leave rank out")
+            raise UserError(
+                f"PackedBatches: made for rank {self._rank}, but about to be sharded again: leave rank out, or, in "
+                "Lightning, keep it and set Trainer(use_distributed_sampler=False)"
+            )
+        self._is_shared_out = True
 
     def _pack(self) -> list[list[int]]:
         packs = pack(*self._sizes, *self._budgets, **self._how, seed=self._seed + self._epoch)
@@ -92,6 +106,12 @@ class PackedBatches:
             packs.append(packs[largest][half:])
             del packs[largest][half:]
         return packs
+
+
+def _processes() -> int:
+    """Return the processes that train together, as torch knows them; 1 where it was not asked to."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed.get_world_size() if distributed and distributed.is_initialized() else 1
 
 
 class PacksOfTrainer:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from omnibal_ext.errors import UserError
 from omnibal_ext.integrations.samples import Packer, size_of
 from omnibal_ext.output import say
 from omnibal_ext.packing.costs import PackCosts
@@ -85,12 +86,23 @@ def install(vit_budget: int | None = None, costs: PackCosts | None = None, secon
     """Add `encoder_data_balance_sorting_algo: omnibal`; with `vit_budget`, `dyn_bsz` packs with two budgets.
 
     That is for `dyn_bsz_runtime: main`. The warm-up of its budget and its other ways to count tokens have no effect.
+
+    With `worker` VeOmni's loader then raises UserError.
     """
     from veomni.data import data_loader
     from veomni.utils.data_balance.balance_sorting_algo import SORTING_ALGO_FUNC
 
     SORTING_ALGO_FUNC[NAME] = share_out
     if vit_budget is not None:
-        data_loader.TextBatchingStrategy = lambda token_micro_bsz, buffer_size, **_: TwoBudgetBatching(
-            vit_budget, token_micro_bsz, buffer_size, costs=costs, seconds=seconds
-        )
+
+        def batching(token_micro_bsz: int, buffer_size: int, **_: Any) -> TwoBudgetBatching:
+            say(f"omnibal: dynamic batches of at most {vit_budget:,} tiles and {token_micro_bsz:,} tokens")
+            return TwoBudgetBatching(vit_budget, token_micro_bsz, buffer_size, costs=costs, seconds=seconds)
+
+        data_loader.TextBatchingStrategy = batching
+        data_loader.DynamicBatchingSizeDataset = _refuse_workers
+
+
+def _refuse_workers(**_: Any) -> Any:
+    """Raise UserError: batches that workers make know one budget."""
+    raise UserError("train.dyn_bsz_runtime worker: batches of two budgets are made in the main process; set it to main")

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.integrations import torch_loops
 from omnibal_ext.integrations.torch_loops import PackedBatches, PacksOfTrainer, collate
 from tests.unit.integrations.peers import check, drawn, sample
 
@@ -61,6 +62,16 @@ def test_ranks_and_samples_that_do_not_suffice_are_refused() -> None:
     with pytest.raises(UserError, match="leave rank out"):
         _ = sampler(4, 1).batch_size
     assert sampler().batch_size is None
+
+
+def test_packs_that_nobody_shares_out_are_refused_where_several_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_loops, "_processes", lambda: 4)
+    with pytest.raises(UserError, match="each would train on all: give rank"):
+        iter(sampler(4))
+    shared = sampler(4)
+    assert shared.batch_size is None, "what shards batches asks first"
+    assert list(shared)
+    assert list(sampler(4, 1))
 
 
 def test_a_batch_is_what_transformers_reads_of_a_pack() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from omnibal_ext.errors import UserError
 from omnibal_ext.integrations import veomni as ours
 from omnibal_ext.integrations.veomni import VIT, TwoBudgetBatching, share_out
 from omnibal_ext.rebalance.phases import Phase
@@ -76,6 +77,15 @@ def test_their_loader_yields_packs_of_two_budgets(monkeypatch: pytest.MonkeyPatc
     batches = [batch for (batch,) in loader if "padding_flag" not in batch]
     packs = [[int(row["input_ids"][0]) for row in batch["samples"]] for batch in batches]
     check(packs, tiles, tokens, (12, 300))
+
+
+@installed
+def test_batches_that_workers_would_make_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TextBatchingStrategy", "DynamicBatchingSizeDataset"):
+        monkeypatch.setattr(data_loader, name, getattr(data_loader, name))
+    ours.install(vit_budget=12)
+    with pytest.raises(UserError, match="dyn_bsz_runtime worker"):
+        data_loader.DynamicBatchingSizeDataset(dataset=[], micro_batch_seq_length=300)
 
 
 def test_a_stream_is_packed_as_it_comes_and_drained_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
