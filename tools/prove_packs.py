@@ -17,15 +17,14 @@ from importlib import import_module
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omnibal_ext.console import print_json, print_table, say_wrapped
-from omnibal_ext.errors import UserError, exit_on_user_error, run_tool
+from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Interval, ToolParser
 
-with exit_on_user_error():
-    from megatron.vlm.prove.isolation import CHECKS, Proof, prove, tried
-    from megatron.vlm.prove.models import ATTENTION, load
+if TYPE_CHECKING:
+    from megatron.vlm.prove.isolation import Proof
 
 TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
     "axolotl": ("omnibal_ext.integrations.axolotl:proved", {}),
@@ -42,12 +41,16 @@ SHOWN = 20
 def main() -> None:
     """Compare and print; exit code 1 where packs differ."""
     arguments = _parser().parse_args()
+    sys.path.insert(0, "")  # the user's modules
+    where, options = TRAINERS.get(arguments.trainer, (arguments.collator, {}))
+    # Before ours, which give torch what it lacks without a GPU: a trainer that asks for one would find it.
+    join = _named(where, f"pip install {arguments.trainer}" if arguments.trainer else "give MODULE:FUNCTION")
+    from megatron.vlm.prove.isolation import prove, tried
+    from megatron.vlm.prove.models import ATTENTION, load
+
     model, size, kernels = load(arguments.model, arguments.seed), arguments.pack, arguments.kernels.split(",")
     if unknown := set(kernels) - ATTENTION.keys():
         raise UserError(f"--kernels {unknown.pop()}: must be of {', '.join(ATTENTION)}")
-    sys.path.insert(0, "")  # the user's modules
-    where, options = TRAINERS.get(arguments.trainer, (arguments.collator, {}))
-    join = _named(where, f"pip install {arguments.trainer}" if arguments.trainer else "give MODULE:FUNCTION")
     join = tried(partial(join, **options), f"{where} as it is") if isinstance(join, type) else join
     if not callable(join):
         raise UserError(f"{where}: is no function; give MODULE:FUNCTION")
@@ -78,7 +81,8 @@ def _named(name: str, remedy: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except Exception as error:  # whatever a user's module raises
-        raise UserError(f"{name}: {type(error).__name__}: {error}; {remedy}") from error
+        hint = f"; {remedy}" if isinstance(error, (ModuleNotFoundError, AttributeError)) else ""
+        raise UserError(f"{name}: {type(error).__name__}: {error}{hint}") from error
 
 
 def _finite(differences: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
@@ -87,7 +91,9 @@ def _finite(differences: Mapping[str, Mapping[str, float]]) -> dict[str, dict[st
             for kernel, found in differences.items()}  # fmt: skip
 
 
-def _print(proofs: Sequence[Proof], kernels: Sequence[str]) -> None:
+def _print(proofs: Sequence["Proof"], kernels: Sequence[str]) -> None:
+    from megatron.vlm.prove.isolation import CHECKS
+
     titles = ("", *(f"{name} (stand-in)" if name == "flash" else name for name in kernels))
     rows = [(check, *(_cell(proofs, check, kernel) for kernel in kernels)) for check in CHECKS]
     print_table(f"{len(proofs)} packs against their samples alone", titles, rows)
@@ -98,7 +104,7 @@ def _print(proofs: Sequence[Proof], kernels: Sequence[str]) -> None:
     say_wrapped(*lines[:SHOWN], *[f"and {len(lines) - SHOWN} more: --json"] * (len(lines) > SHOWN), *skipped)
 
 
-def _cell(proofs: Sequence[Proof], check: str, kernel: str) -> str:
+def _cell(proofs: Sequence["Proof"], check: str, kernel: str) -> str:
     """What one check found under one kernel."""
     found = [{one.check for one, under in proof.findings.items() if kernel in under} for proof in proofs]
     wrong = sum(check in checks for checks in found)
@@ -120,7 +126,7 @@ def _parser() -> ToolParser:
     who.add_argument("--trainer", choices=TRAINERS, help="or a trainer's")
     add("--pack", type=int, default=4, metavar="N", help="samples of a pack (default 4)")
     add("--packs", type=int, default=10, metavar="N", help="at most (default 10)")
-    add("--kernels", default=",".join(ATTENTION), metavar="K,...", help="of attention (default: eager,sdpa,flash)")
+    add("--kernels", default="eager,sdpa,flash", metavar="K,...", help="of attention (default: eager,sdpa,flash)")
     add("--seed", type=int, default=0, metavar="N", help="of random weights (default 0)")
     add("--json", action="store_true", help="print one JSON object and nothing else")
     return parser

@@ -11,6 +11,7 @@ import numpy as np
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.integrations.samples import epoch_effort
+from omnibal_ext.output import say
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.in_memory import pack
 
@@ -42,7 +43,9 @@ def greedy_knapsack_vt_balanced(
         mean = visual.sum() / max(1.0, tokens.sum() / max_length)
         visual_budget = max(int(visual.max()), int(np.ceil(ROOM * mean)))
     effort = epoch_effort(len(tokens), seconds)
-    return pack(visual, tokens, visual_budget or 0, max_length, costs=costs, beyond="drop", seconds=effort)
+    packs = pack(visual, tokens, visual_budget or 0, max_length, costs=costs, beyond="drop", seconds=effort)
+    say(f"omnibal: {len(tokens):,} samples in {len(packs):,} packs")
+    return packs
 
 
 def install(visual_budget: int | None = None, costs: PackCosts | None = None, seconds: float | None = None) -> None:

@@ -118,7 +118,9 @@ class PacksOfTrainer:
     """A mixin in front of `Trainer` or `SFTTrainer`, which then read `packs`, a `DataLoader`, as it is."""
 
     def get_train_dataloader(self: Any) -> Any:
-        """Return the packs, of which every process takes its own."""
+        """Return the packs, of which every process takes its own. Raises UserError without any."""
+        if not hasattr(self, "packs"):
+            raise UserError(f"{type(self).__name__}: has no packs; set trainer.packs, a DataLoader, before train()")
         return self.accelerator.prepare(self.packs)
 
 

@@ -146,7 +146,7 @@ def without_extras(program: str, *words: object) -> subprocess.CompletedProcess[
 NEEDING = {
     "preprocess_data.py": ("--input", "chat.jsonl", "--output-dir", "data"),
     "make_demo_data.py": ("--help",),
-    "prove_packs.py": ("--help",),
+    "prove_packs.py": ("--model", ".", "--samples", "json:loads", "--collator", "json:loads"),
     "convert_checkpoint.py": ("--from-hf", "model", "--output-dir", "ours"),
     "profile_layers.py": ("--model", "tiny", "--vit-budget", 4, "--llm-budget", 64, "--output", "profile.json"),
 }

@@ -195,10 +195,14 @@ def test_a_model_cut_to_its_first_layers_tells_faults_as_the_whole_one(tmp_path:
 
 
 @pytest.mark.starts
-def test_it_runs_without_megatron_core(folder: Path) -> None:
+def test_it_runs_without_megatron_core_and_takes_the_collator_before_ours(folder: Path) -> None:
+    """What it imports gives torch a GPU's functions where there is none: trainers must not find these."""
+    first = ["import sys", "from omnibal_ext.integrations.torch_loops import collate"]
+    (folder / "first.py").write_text("\n".join([*first, "assert 'megatron.vlm' not in sys.modules"]))
     code = (
         "import sys; sys.modules['megatron.core'] = sys.modules['megatron.training'] = None; "
-        f"sys.argv[1:] = ['--model', {str(folder)!r}, '--samples', 'proved_samples:samples', '--trainer', 'omnibal']; "
+        f"sys.argv[1:] = ['--model', {str(folder)!r}, '--samples', 'proved_samples:samples']; "
+        "sys.argv[1:] += ['--collator', 'first:collate', '--packs', '1']; "
         "from omnibal_ext.errors import run_tool; from tools.prove_packs import main; run_tool(main)"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
