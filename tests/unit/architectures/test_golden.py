@@ -50,7 +50,9 @@ def _profiles(model: Architecture) -> Iterator[Any]:
         except UserError as error:
             yield str(error)
             continue
-        yield profile.to_record()
+        record = profile.to_record()
+        record["notes"].pop("float8", None)  # came later; for people
+        yield record
         yield PackCosts.of_profile(profile).to_record()
         yield profile.features_after, [profile.mode(kind) for kind in profile.layers]
 
