@@ -23,6 +23,7 @@ from omnibal_ext.packing.comparison import Order
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex, refuse_other
 from omnibal_ext.packing.index.rebalanced import RankLayout, read_rebalanced, rebalance, write_rebalanced
+from omnibal_ext.packing.index.why import why
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.run_metrics import noted_inputs
@@ -72,9 +73,10 @@ def _sizes_list() -> Reader:
     return Reader(files, read)
 
 
-def _index(folder: Path) -> PackedIndex:
+def _index(folder: Path, too_long: int = 0) -> PackedIndex:
     generator = np.random.default_rng(0)
-    sizes = Sizes.from_arrays(generator.integers(0, 5, 40), generator.integers(5, 90, 40))
+    tiles, tokens = generator.integers(0, 5, 40), generator.integers(5, 90, 40)
+    sizes = Sizes.from_arrays([*tiles, *[0] * too_long], [*tokens, *[900] * too_long])
     build_index(sizes, folder, PackOptions(vit_budget=9, llm_budget=200, micro_batches=2, seconds=0.0))
     return PackedIndex.open(folder)
 
@@ -126,12 +128,13 @@ def _card() -> Reader:
 
 
 def _packing_report(folder: Path) -> Reader:
-    index = _index(folder)
-    rows = [{"sample": number, "reason": "too_long", "detail": "x"} for number in range(3)]
+    index = _index(folder, too_long=1)
+    rows = [{"sample": number, "reason": "too_long", "detail": "x"} for number in (0, 1, 40)]
 
     def read(folder: Path) -> None:
         view = PackingView(index=_moved(index, folder), sizes=None)
         _ = view.rejects, view.reasons
+        why(view.index, "40")
 
     return Reader({"rejected.jsonl": _line(*rows)}, read)
 

@@ -1,8 +1,6 @@
 """Why a sample is in its pack: an index says where it is, where that runs, and what is left."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.why import why
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
+from tests.programs import tool
 
 COUNTS = (90, 40)
 OPTIONS = PackOptions(vit_budget=20, llm_budget=100, data_parallel_size=4, micro_batches=2, widths=(1, 2), epochs=2)
@@ -101,8 +100,8 @@ def test_held_out_and_undrawn_samples_say_so(tmp_path: Path) -> None:
 
 def test_the_tool_answers_from_the_index_alone_and_draws_the_pack(tmp_path: Path) -> None:
     index_of(corpus_of(0), tmp_path)
-    command = [sys.executable, "-m", "tools", "pack", "--why", "3", "--output-dir", "packs", "--report", "pack.html"]
-    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    words = ("--why", 3, "--output-dir", tmp_path / "packs", "--report", tmp_path / "pack.html", "--json")
+    done = tool("pack_data.py", *words)
     said = json.loads(done.stdout)
     assert (said["sample"], said["sizes"], len(said["packs"][0]["ranks"])) == (3, {}, 2)
     assert 3 in said["packs"][0]["samples"]
