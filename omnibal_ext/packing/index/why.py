@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.large_arrays import in_pieces, pieces
 from omnibal_ext.modalities.modality import LANGUAGE, VISION, Budgets
@@ -106,7 +107,7 @@ def why(index: PackedIndex, sample: str, sizes: Sizes | None = None) -> Answer:
         UserError: the corpus has no such sample.
     """
     number, source, row = _find(index, sample)
-    packs = [_placed(index, pack) for pack in _packs_with(index, number)]
+    packs = _placed(index, _packs_with(index, number))
     own = {size: int(sizes.of(size)[number]) for size in _budgets(index)} if sizes is not None else {}
     return Answer(number, source, row, own, packs, "" if packs else _why_left_out(index, number))
 
@@ -140,22 +141,28 @@ def _packs_with(index: PackedIndex, sample: int) -> list[int]:
     return sorted(set(found))
 
 
-def _placed(index: PackedIndex, pack: int) -> PlacedPack:
-    """Return a pack with the place at which it runs first."""
-    ranks = int(index.manifest.get("data_parallel_size", 1))
+def _placed(index: PackedIndex, packs: list[int]) -> list[PlacedPack]:
+    """Return packs, each with the place at which it runs first."""
+    ranks, found = int(index.manifest.get("data_parallel_size", 1)), dict[int, PlacedPack]()
     stream = PackStream(index, ranks, index.global_batch // ranks)
-    iteration, slots = next((number, slots) for number, slots in _iterations(stream, index) if (slots == pack).any())
-    of_ranks, micro_batches = np.nonzero(slots == pack)
-    epoch = stream.epoch_of(iteration)
-    return PlacedPack(index, pack, epoch, iteration, tuple(of_ranks.tolist()), int(micro_batches[0]))
+    for first, slots in _iterations(stream, index):
+        for pack in (pack for pack in packs if pack not in found):
+            places = np.argwhere(slots == pack)  # in the order of iterations
+            if len(places):
+                (iteration, _, micro_batch), number = places[0].tolist(), first + int(places[0, 0])
+                of_ranks = tuple(places[places[:, 0] == iteration, 1].tolist())
+                found[pack] = PlacedPack(index, pack, stream.epoch_of(number), number, of_ranks, micro_batch)
+        if len(found) == len(packs):
+            break
+    return [found[pack] for pack in packs]
 
 
-def _iterations(stream: PackStream, index: PackedIndex) -> Iterator[tuple[int, Any]]:
-    """Yield the stored epochs' iterations with their packs [D, M]."""
+def _iterations(stream: PackStream, index: PackedIndex) -> Iterator[tuple[int, Ints]]:
+    """Yield the stored epochs' iterations, some at a time: the first one's number, and their packs [I, D, M]."""
     end = stream.first_iteration(len(index.manifest["epoch_packs"]))
     step = max(1, 65536 // index.global_batch)
     for first in range(0, end, step):
-        yield from enumerate(stream.iterations(first, min(first + step, end)), first)
+        yield first, stream.iterations(first, min(first + step, end))
 
 
 def _budgets(index: PackedIndex) -> Budgets:
