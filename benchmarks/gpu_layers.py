@@ -1,6 +1,5 @@
 """What layers take on this device, and what the device reaches: a part of `benchmarks/gpu.py`."""
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.profiler import ProfileJob, profile_on_this_machine
 from megatron.vlm.profiling.stage_pass import StagePass, synthetic_pack
-from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
+from megatron.vlm.profiling.stopwatch import median_seconds
 from megatron.vlm.single import single_process
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.modalities.modality import Budgets
@@ -78,6 +77,4 @@ def seconds_of(work: Callable[[], object]) -> float:
         for _ in range(CALLS):
             work()
 
-    timer = Timer()
-    rounds = [timer(one_round, before=one_round)[0] for _ in range(WARM_UP + ROUNDS)]
-    return statistics.median(rounds[WARM_UP:]) / CALLS
+    return median_seconds(one_round, ROUNDS) / CALLS

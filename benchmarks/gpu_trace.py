@@ -28,7 +28,7 @@ from benchmarks.gpu_ways import BATCH
 from megatron.vlm import platform
 from megatron.vlm.models.attention.core_attention import choose_kernel
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.costs.analytic import DEVICES
+from omnibal_ext.costs.analytic import DEVICES, STEP_BYTES
 from omnibal_ext.costs.operations import device_key
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.modalities.modality import LANGUAGE, VISION
@@ -36,15 +36,13 @@ from tests.programs import result_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ITERATIONS = 3
-"""That are traced, behind those in which functions are compiled, one that is not, and one in which the profiler
+"""Traced iterations. Before them run those that compile functions, one that is timed, and one in which the profiler
 starts."""
 MOST_GROUPS, MOST_KERNELS = 16, 6
-"""Rows of the table: the largest groups and kernels; with those of the other groups, of the device, and of attention
-two ways, 30."""
+"""Rows of the table for groups and for single kernels, the largest of each. With the rows for all other groups, for the
+device, and for attention two ways the table has 30."""
 WIDEST = 60
-"""Letters of a kernel's name that are shown."""
-STEP_BYTES = 40
-"""That an optimizer's step moves of a weight, as analytic profiles count (`omnibal_ext/costs/analytic.py`)."""
+"""Most characters of a kernel's name that are shown."""
 COUNTING = "import runpy; runpy.run_path('tests/shapes/launches.py', run_name='__main__')"
 """A process that has imported nothing of Megatron's, as the device of shapes needs it."""
 PEAK = 0.8
@@ -69,39 +67,40 @@ Counted = dict[Group, list[float]]
 
 @dataclass(frozen=True)
 class Kernel:
-    """One that ran."""
+    """A kernel that ran on the device."""
 
     asked: float
-    """Moment of the host."""
+    """When the host asked for it, in microseconds of the profiler's clock."""
     name: str
     seconds: float
 
     @property
     def work(self) -> str:
-        """Its kind."""
+        """What kind of work it does: a key of `WORKS`, or "elementwise"."""
         name = self.name.lower()
         return next((work for work, parts in WORKS.items() if any(part in name for part in parts)), "elementwise")
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Of some packs."""
+    """The kernels of the traced iterations, and the marks that say what each belongs to."""
 
     marks: list[tuple[float, str]]
-    """Moments of the host from which on it asked for "vit forward" and the like, in order."""
+    """(when the host began to ask for it, name such as "vit forward"), in order."""
     kernels: list[Kernel]
     packs: int
+    """Packs of all traced iterations."""
     seconds: float
-    """Of the iterations."""
+    """Seconds of all traced iterations."""
     idle: float
-    """Of these, seconds in which the device did nothing."""
+    """Seconds of `seconds` in which the device ran nothing."""
     loose: float
-    """Seconds of kernels of which the profiler does not know who asked for them."""
+    """Seconds of kernels that the profiler links to no operator."""
     shapes: int
-    """Different ones that attention was asked for by `scaled_dot_product_attention`."""
+    """Different input shapes of `scaled_dot_product_attention`, each of which needs a plan of cuDNN's."""
 
     def named(self) -> Iterator[tuple[str, Kernel]]:
-        """Each kernel, with what it belongs to."""
+        """Yield each kernel with the name of the last mark before it."""
         moments = [moment for moment, _ in self.marks]
         for kernel in self.kernels:
             place = bisect_right(moments, kernel.asked)
@@ -110,7 +109,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Traced:
-    """What a run under the profiler left."""
+    """A run under the profiler: its trace, and what the trace is read with."""
 
     trace: Trace
     untraced: float
@@ -121,17 +120,17 @@ class Traced:
 
 
 class TracedTrainer(RandomTrainer):
-    """The trainer on made-up packs, of which iterations are traced."""
+    """A trainer on random packs, some of whose iterations are traced."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         when = schedule(wait=WARM_UP + 1, warmup=1, active=ITERATIONS, repeat=1)
         self.profile = profile(activities=supported_activities(), schedule=when, record_shapes=True)
         self.moments: list[tuple[float, float]] = []
-        """Of each iteration's start: before the profiler was told, and after."""
+        """For each iteration, seconds just before and just after the profiler was told that it starts."""
 
     def model(self, *arguments: Any, **named: Any) -> Any:
-        """With hooks that set marks."""
+        """Return the stage with hooks that set marks."""
         stage = super().model(*arguments, **named)
         stage.register_forward_pre_hook(partial(_set_mark, PACK))
         for link, module in stage.run_links:
@@ -141,7 +140,7 @@ class TracedTrainer(RandomTrainer):
         return stage
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
-        """What is traced ends where the next iteration begins, so the optimizer's step is in it."""
+        """Tell the profiler that an iteration starts, which ends the one before with its optimizer step; run it."""
         before, (model, *_) = platform.now(), arguments["model"]
         if not self.moments:
             config = get_model_config(model)
@@ -168,7 +167,7 @@ def _set_mark(name: str, *_: Any) -> None:
 
 
 def _finalize(finalize: Any, *arguments: Any, **named: Any) -> None:
-    """What comes behind the last layer's backward is of no layer."""
+    """Mark that the layers' backward is over, then finalize the gradients."""
     _set_mark(STEP)
     finalize(*arguments, **named)
 
@@ -179,7 +178,7 @@ def _mark_backward(name: str, _: Any, __: Any, output: Any) -> None:
 
 
 def traced(model: str, packs: Packs, an_iteration: int, folder: Path) -> Traced:
-    """Train under the profiler; what `ITERATIONS` iterations of so many packs did."""
+    """Train under the profiler; return what `ITERATIONS` iterations of `an_iteration` packs did."""
     made: list[TracedTrainer] = []
 
     def make(*given: Any) -> TracedTrainer:
@@ -198,9 +197,9 @@ def traced(model: str, packs: Packs, an_iteration: int, folder: Path) -> Traced:
 
 
 def trace_of(events: Sequence[Any], packs: int, seconds: float) -> Trace:
-    """What the profiler's events say: kernels where there is a GPU, else operators without those they call.
+    """Return the trace in the profiler's events: kernels of a GPU, else the CPU's operators, without those they call.
 
-    RuntimeError where the profiler has recorded no kernels of a GPU.
+    Raises RuntimeError if there is a GPU and the profiler recorded no kernels.
     """
     host = [event for event in events if event.device_type == DeviceType.CPU]
     names = {event.name for event in host if event.is_user_annotation}  # the device has spans of these names too
@@ -231,7 +230,7 @@ def trace_of(events: Sequence[Any], packs: int, seconds: float) -> Trace:
 
 
 def _loose(spans: Sequence[Any], kernels: Sequence[Kernel]) -> float:
-    """Seconds of spans on the device of which no operator is known to have asked for the kernel."""
+    """Return seconds of kernels that the device ran and no operator is linked to."""
     found = dict[str, float]()
     spent = [(span.name, float(span.time_range.elapsed_us()) / 1e6) for span in spans]
     for name, seconds in (*spent, *((kernel.name, -kernel.seconds) for kernel in kernels)):
@@ -240,7 +239,7 @@ def _loose(spans: Sequence[Any], kernels: Sequence[Kernel]) -> float:
 
 
 def _union(spans: Sequence[Any]) -> float:
-    """Seconds in which any of them lasts."""
+    """Return seconds in which at least one of the spans lasts."""
     end = total = 0.0
     for start, until in sorted((event.time_range.start, event.time_range.end) for event in spans):
         total += max(0.0, until - max(start, end))
@@ -250,21 +249,26 @@ def _union(spans: Sequence[Any]) -> float:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a card reaches."""
+    """The rates that a card reaches, from which the least time of its work follows."""
 
     products: float
-    """Operations a second."""
+    """Operations a second of matrix products."""
     bytes: float
-    """A second."""
+    """Bytes a second of memory."""
     attention: Mapping[str, float]
-    """Operations a second, by kind of layer."""
+    """Operations a second of attention, by kind of layer."""
     source: str = ""
-    """Of these rates, in words."""
+    """Where these rates are from, in words."""
 
     @classmethod
     def of(cls, device: str, attention: Mapping[str, str], peak: float | None = None) -> "Reach | None":
-        """Of a card by its driver's name, and the kernel that attends, by kind of layer; `peak`: of products, where
-        measured."""
+        """Return the rates of a card, or None if it is not known.
+
+        Args:
+            device: the card's name, as its driver has it.
+            attention: the kernel that attends, by kind of layer.
+            peak: operations a second of products, if they were measured.
+        """
         key = device_key(device)
         if key is None:
             return None
@@ -279,14 +283,17 @@ class Reach:
         return cls(products, moved, rates, source)
 
     def least(self, group: Group, operations: float, moved: float) -> float:
-        """Seconds that such work takes at least."""
+        """Return the least seconds for so many operations and bytes moved of a group's kind of work."""
         kind = group[0].partition(" ")[0]
         rate = self.attention.get(kind, self.products) if group[1] == "attention" else self.products
         return max(operations / rate, moved / self.bytes)
 
 
 def counted(model: str, packs: Path, count: int, seconds: float) -> Counted:
-    """What an iteration of the first `count` packs of a file asks for, by group; {} where it cannot be counted here."""
+    """Count the launches, operations and bytes of an iteration of the first `count` packs of a file, by group.
+
+    {} if that fails or takes more than `seconds`.
+    """
     kind = platform.megatron_defaults().get("transformer_impl", "engine")
     command = [sys.executable, "-W", "ignore", "-c", COUNTING, kind, model, str(packs), str(count)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
@@ -309,14 +316,13 @@ def counted(model: str, packs: Path, count: int, seconds: float) -> Counted:
 
 
 Row = dict[str, Any]
-"""What, how, launches and milliseconds a pack; launches counted and least milliseconds where known."""
+"""Values by column: what, how, launches and ms a pack; launches counted and least ms if they are known."""
 
 
 def rows(trace: Trace, asked: Counted, counted_packs: int, reach: Reach | None) -> list[Row]:
-    """Largest groups of kernels, then the others; the largest kernels within; the device's idle time, and kernels that
-    are in no group.
-
-    The milliseconds of the groups and of the others add up to those of all kernels.
+    """Return the rows of the table: the largest groups of kernels and the sum of all others, which together have the
+    milliseconds of all kernels; then the largest single kernels; then the device's idle time and its kernels without a
+    link.
     """
     groups, kernels = dict[Group, float](), dict[Group, float]()
     launches: Counter[Group] = Counter()
@@ -353,8 +359,8 @@ def _row(what: str, how: str, seconds: float, packs: int, launches: int | None =
 
 
 def of_ways(found: Mapping[str, Mapping[str, float]], shapes: int) -> list[Row]:
-    """Rows of attention two ways (`benchmarks.gpu_ways`), of one layer; and what cuDNN's plans for so many shapes take
-    in a run, each made once, by what a new size took longer."""
+    """Return rows for a layer's attention two ways (`benchmarks.gpu_ways`), and for cuDNN's plans in a run: one for
+    each of `shapes`, each as long as the first call of a new size took more than a later one."""
     each = max(0.0, found[BATCH]["first ms"] - found[BATCH]["ms"])
     plans = {"what": "plans of cuDNN's", "how": f"{shapes} shapes, {each:.1f} ms each", "ms": shapes * each}
     ways: list[Row] = [
@@ -365,7 +371,7 @@ def of_ways(found: Mapping[str, Mapping[str, float]], shapes: int) -> list[Row]:
 
 
 def shown(found: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Rows as a table has them."""
+    """Return the rows as the cells of a table."""
     columns = {"launches": ".0f", "launches counted": ".0f", "ms": ".3f", "least ms": ".3f"}
     table = []
     for row in found:
@@ -376,8 +382,7 @@ def shown(found: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def not_explained(found: Sequence[Row]) -> dict[str, float]:
-    """Milliseconds a pack beyond the least, by group, where there are any; of what is not counted all. Largest
-    first."""
+    """Return by group the milliseconds a pack above the least, largest first; all of them if the least is not known."""
     beyond = {
         f"{row['what']} {row['how']}".strip(): more
         for row in found if "within" not in row and (more := row["ms"] - row.get("least ms", 0.0)) > 0

@@ -1,9 +1,9 @@
-"""Attention two ways, where no plan of cuDNN's need be built a second time: a part of `benchmarks/gpu.py`'s trace.
+"""Attention with plans of cuDNN's, and without: a part of `benchmarks/gpu.py`'s trace.
 
-Tiles are a batch of `scaled_dot_product_attention`, of which cuDNN has a plan for each number of tiles: at most as many
-as the budget has. The other way are rows of variable length, by the kernel for packs, whose numbers are copied tile by
-tile before and back behind it. Samples with masks of their own are such batches too, one by one, with a plan for each
-length; torch's memory-efficient kernel has no plans.
+Tiles: the trainer gives them to `scaled_dot_product_attention` as one batch, for which cuDNN builds a plan for each
+number of tiles. The other way is the kernel for packs, to which tiles are sequences; rows are copied into the order of
+tiles before it, and back after it. Samples with masks of their own: the trainer gives them to the same function one by
+one, and cuDNN builds a plan for each length. The other way is torch's memory-efficient kernel, which has no plans.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from megatron.vlm import platform
 from megatron.vlm.microbatch import segments_of
 from megatron.vlm.models.attention.core_attention import ImageAttention, TileAttention, by_torch, choose_kernel
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
+from megatron.vlm.profiling.stopwatch import median_seconds
 from megatron.vlm.single import single_process
 from omnibal_ext.modalities.modality import VISION
 
@@ -27,14 +27,14 @@ MASKED = (8, 256, 2048)
 """Heads, their width and tokens of a sample with a mask, as Gemma 3's."""
 BATCH = "tiles: a batch"
 NEW = 3
-"""Sizes that were not asked for before, of which the first call is timed."""
+"""Sizes that were not used before, whose first calls are timed."""
 ROUNDS = 5
 Way = Callable[..., Tensor]
 
 
 def by_rows(attention: ImageAttention, tokens: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """What `TileAttention` computes, by a kernel for packs: [tokens x tiles, 1, heads, width], token by token, to the
-    same rows with heads x width numbers."""
+    """Compute what `TileAttention` does by a kernel for packs: [tokens x tiles, 1, heads, width], token by token, ->
+    [tokens x tiles, 1, heads x width]."""
     tiles = len(query) // tokens
     rows = (t.unflatten(0, (tokens, tiles)).transpose(0, 1).flatten(0, 1) for t in (query, key, value))
     out = attention(*rows, packed_seq_params=segments_of([tokens] * tiles, causal=False))
@@ -42,14 +42,14 @@ def by_rows(attention: ImageAttention, tokens: int, query: Tensor, key: Tensor, 
 
 
 def by_efficient_kernel(*arguments: Any) -> Tensor:
-    """What `by_torch` computes, without cuDNN."""
+    """Compute what `by_torch` does without cuDNN."""
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True):
         return by_torch(*arguments)
 
 
 def ways(model: str, tiles: int) -> dict[str, dict[str, float]]:
-    """Of each way: milliseconds forward and backward of so many tiles, or of a sample with a mask, once it is planned;
-    and of the first call of another size."""
+    """Measure each way forward and backward, for `tiles` tiles and for a sample with a mask: "ms" of a call of a size
+    that was used before, "first ms" of the first call of a size that was not."""
     with single_process(model, ["--bf16"]) as inputs:
         chain = Chain.of(inputs.args, inputs.architecture)
         vision, tokens = chain.configs[VISION], inputs.architecture.vision.tokens_per_tile
@@ -77,7 +77,7 @@ def ways(model: str, tiles: int) -> dict[str, dict[str, float]]:
 
 
 def _mask(query: Tensor) -> Tensor:
-    """Causal but for the first half, which sees itself: [s, s] to be added."""
+    """Return a mask [s, s] to be added to the scores: causal, and the first half of the tokens see each other."""
     length = query.shape[1]
     mask = torch.full((length, length), -torch.inf, device=query.device, dtype=query.dtype).triu(1)
     mask[: length // 2, : length // 2] = 0
@@ -85,16 +85,15 @@ def _mask(query: Tensor) -> Tensor:
 
 
 def _timed(way: Way, draw: Callable[[int], list[Tensor]]) -> dict[str, float]:
-    """Of what `draw` gives for 0, and for larger sizes; forward and backward."""
+    """Time a way forward and backward: of inputs `draw(0)` after warm-up, and the first calls of larger ones."""
 
     def both(given: list[Tensor]) -> None:
         out = way(*(tensor.requires_grad_() for tensor in given))
         torch.autograd.grad(out, given, torch.ones_like(out))
 
-    step, timer, first = partial(both, draw(0)), Timer(), []
-    rounds = [timer(step, before=step)[0] for _ in range(WARM_UP + ROUNDS)]
+    planned, first = median_seconds(partial(both, draw(0)), ROUNDS), []
     for more in range(1, NEW + 1):
         given, began = draw(more), platform.now()
         both(given)
         first.append(platform.now() - began)
-    return {"ms": median(rounds[WARM_UP:]) * 1e3, "first ms": median(first) * 1e3}
+    return {"ms": planned * 1e3, "first ms": median(first) * 1e3}

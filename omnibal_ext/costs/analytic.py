@@ -45,6 +45,8 @@ OVERHEAD_BYTES = 4.0 * GIB
 """Memory that an empty job takes on a GPU: driver context, communication buffers, fragmentation."""
 EXPOSED_REDUCTION = 0.25
 """Fraction of gradient reduction and weight gathering that is not overlapped (--overlap-grad-reduce)."""
+STEP_BYTES = 40
+"""Bytes that an optimizer step reads and writes for a weight."""
 HOST_SECONDS = {LANGUAGE.kinds[1]: (1e-3, 8e-4), **dict.fromkeys((one.kinds[1] for one in ENCODED), (7e-4, 6e-4))}
 """Host seconds to launch a layer's (forward, backward): benchmarks/host.py, on one core of a shared server."""
 HOST_SECONDS_OF_ADAPTERS = 1.6e-4
@@ -332,8 +334,7 @@ def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device,
 
 
 def _step_seconds(weights: float, alike: float, gpu: Device, ranks: _Ranks) -> float:
-    """Return seconds to reduce gradients (4 bytes a weight) and gather weights (2), mostly overlapped, and step (40
-    moved).
+    """Return seconds to reduce gradients (4 bytes a weight) and gather weights (2), mostly overlapped, and step.
 
     `alike`: ranks with the same weights.
     """
@@ -341,4 +342,5 @@ def _step_seconds(weights: float, alike: float, gpu: Device, ranks: _Ranks) -> f
     bandwidth = (gpu.node_bandwidth if within else gpu.network_bandwidth) * gpu.bandwidth_efficiency
     distributed = ranks.distributed_optimizer
     carried = EXPOSED_REDUCTION * (6 if distributed else 8) * weights * (alike - 1) / alike / bandwidth
-    return carried + 40 * weights / (alike if distributed else 1) / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
+    moved = STEP_BYTES * weights / (alike if distributed else 1)
+    return carried + moved / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)

@@ -6,13 +6,12 @@ has one scale and is cast each time, both as it is and transposed; the casts cou
 
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 
 import torch
 from torch import Tensor
 
 from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
+from megatron.vlm.profiling.stopwatch import median_seconds
 from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.output import say
 
@@ -74,5 +73,4 @@ def _seconds(way: Callable[..., object], shape: torch.Size, tokens: int, steps: 
     rows, columns = shape
     sizes = ((tokens, columns), (rows, columns), (tokens, rows))
     given = (torch.outer(*(torch.arange(side, device="cuda").sin().bfloat16() for side in size)) for size in sizes)
-    work, timer = partial(way, *given), Timer()
-    return median([timer(work, before=work)[0] for _ in range(WARM_UP + steps)][WARM_UP:])
+    return median_seconds(partial(way, *given), steps)

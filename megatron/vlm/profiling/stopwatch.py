@@ -134,3 +134,9 @@ class Timer:
         """Median seconds that the host takes to launch each part, after warm-up. Zeros on the CPU."""
         medians = tuple(map(statistics.median, zip(*self._host[WARM_UP:], strict=True)))
         return medians if platform.HAS_CUDA else (0.0,) * len(medians)
+
+
+def median_seconds(run: Callable[[], object], rounds: int) -> float:
+    """Measure a run on this rank alone: the device's median seconds of so many rounds, behind `WARM_UP` others."""
+    timer = Timer()
+    return statistics.median([timer(run, before=run)[0] for _ in range(WARM_UP + rounds)][WARM_UP:])
