@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -41,37 +42,8 @@ PROCESSOR = {
 """What its plugins ask of a processor."""
 
 
-def neat_packing(features: list[Features], config: Any) -> Features:
-    """Return a pack for eager attention or sdpa."""
-    return _batch(features, config, True, "sdpa", 0)
-
-
-def neat_packing_odd(features: list[Features], config: Any) -> Features:
-    """Return the same of other room."""
-    return _batch(features, config, True, "sdpa", 1)
-
-
-def neat_packing_flash(features: list[Features], config: Any) -> Features:
-    """Return a pack for flash-attention."""
-    return _batch(features, config, True, "flash_attention_2", 0)
-
-
-def neat_packing_flash_odd(features: list[Features], config: Any) -> Features:
-    """Return the same of other room."""
-    return _batch(features, config, True, "flash_attention_2", 1)
-
-
-def packing(features: list[Features], config: Any) -> Features:
-    """Return a pack whose samples are not kept apart by a mask."""
-    return _batch(features, config, False, "sdpa", 0)
-
-
-def packing_odd(features: list[Features], config: Any) -> Features:
-    """Return the same of other room."""
-    return _batch(features, config, False, "sdpa", 1)
-
-
-def _batch(features: list[Features], config: Any, neat: bool, kernel: str, odd: int) -> Features:
+def _batch(features: list[Features], config: Any, *, neat: bool, kernel: str, odd: int) -> Features:
+    """Return a pack; `odd`: tokens by which `cutoff_len` is no multiple of eight."""
     plugin = _plugin(kind_of(config))
     from llamafactory.data.collator import SFTDataCollatorWith4DAttentionMask
 
@@ -84,6 +56,13 @@ def _batch(features: list[Features], config: Any, neat: bool, kernel: str, odd: 
     )  # fmt: skip
     batch = dict(collator(_packed(features, neat, odd)))
     return {name: value for name, value in batch.items() if name not in ("num_crops", "rope_deltas")}
+
+
+neat_packing, neat_packing_odd = (partial(_batch, neat=True, kernel="sdpa", odd=odd) for odd in (0, 1))
+neat_packing_flash, neat_packing_flash_odd = (
+    partial(_batch, neat=True, kernel="flash_attention_2", odd=odd) for odd in (0, 1)
+)
+packing, packing_odd = (partial(_batch, neat=False, kernel="sdpa", odd=odd) for odd in (0, 1))
 
 
 def _plugin(kind: str) -> Any:

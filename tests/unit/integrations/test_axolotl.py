@@ -1,22 +1,15 @@
 """axolotl trains on our packs: within both budgets, and they give what its own samples give one by one."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.unit.integrations.peers import needs
-from tests.unit.integrations.trained import Row, assert_proved, assert_within, noted
+from tests.unit.integrations.trained import Run, assert_proved, assert_three_steps, assert_within, noted
 
 needs("axolotl", "axolotl")
 SEQUENCE_LEN, PROGRAM = 1200, "train_axolotl.py"
 VIT_BUDGETS = {"llava": 2, "qwen": 64}
-
-
-class Run(NamedTuple):
-    folder: Path
-    vit_budget: int
-    seen: Row
 
 
 @pytest.fixture(scope="module", params=VIT_BUDGETS)
@@ -33,9 +26,7 @@ def test_every_sample_is_in_one_pack_and_no_pack_is_beyond_a_budget(run: Run) ->
 
 
 def test_three_steps_are_run_on_them(run: Run) -> None:
-    ids = [batch["input_ids"].tolist() for batch in run.seen["joined"]]
-    assert len(run.seen["batches"]) == 3
-    assert all(batch["input_ids"].tolist() in ids for batch in run.seen["batches"])
+    assert_three_steps(run.seen)
 
 
 def test_packs_are_proved_equal_to_its_samples(run: Run) -> None:

@@ -3,24 +3,18 @@
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
 from tests.unit.integrations.peers import needs
-from tests.unit.integrations.trained import Row, assert_proved, assert_within, noted, train
+from tests.unit.integrations.trained import Row, Run, assert_proved, assert_three_steps, assert_within, noted, train
 
 needs("llamafactory", "llamafactory")
 CUTOFF, PROGRAM = 1200, "train_llama_factory.py"
 KINDS = {"llava": ("llava", 2), "qwen": ("qwen2_vl", 64)}
 """LLaMA-Factory's template, and a budget of tiles or patches."""
-
-
-class Run(NamedTuple):
-    folder: Path
-    vit_budget: int
-    seen: Row
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -49,9 +43,7 @@ def test_every_sample_is_in_one_pack_and_no_pack_is_beyond_a_budget(run: Run) ->
 
 
 def test_three_steps_are_run_on_them(run: Run) -> None:
-    ids = [batch["input_ids"].tolist() for batch in run.seen["joined"]]
-    assert len(run.seen["batches"]) == 3
-    assert all(batch["input_ids"].tolist() in ids for batch in run.seen["batches"])
+    assert_three_steps(run.seen)
 
 
 def test_every_batch_has_an_image_blank_ones_where_its_samples_have_none(run: Run) -> None:

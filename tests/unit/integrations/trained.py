@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,16 @@ from tests.programs import ROOT
 Row = dict[str, Any]
 # Versions of packages around LLaMA-Factory are not its packs' affair; axolotl would tell of its runs.
 AROUND = {"DISABLE_VERSION_CHECK": "1", "HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1", "PYTHONPATH": str(ROOT)}
+
+
+class Run(NamedTuple):
+    """A run of a trainer."""
+
+    folder: Path
+    """The model's."""
+    vit_budget: int
+    seen: Row
+    """What its program noted."""
 
 
 def train(program: str, folder: Path, kind: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -36,6 +46,13 @@ def noted(program: str, folder: Path, kind: str, *words: str) -> Row:
 def assert_within(batches: Sequence[Row], vit_budget: int, llm_budget: int) -> None:
     assert max(batch["input_ids"].shape[1] for batch in batches) <= llm_budget
     assert max(map(tiles_of, batches)) <= vit_budget
+
+
+def assert_three_steps(seen: Row) -> None:
+    """That the trainer ran three batches, each of them one of the joined packs."""
+    ids = [batch["input_ids"].tolist() for batch in seen["joined"]]
+    assert len(seen["batches"]) == 3
+    assert all(batch["input_ids"].tolist() in ids for batch in seen["batches"])
 
 
 def assert_proved(folder: Path, packs: Sequence[Sequence[Row]], batches: Sequence[Row]) -> None:
