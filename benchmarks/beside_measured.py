@@ -128,14 +128,14 @@ def both_layouts(problem: LayoutProblem) -> dict[str, Plan]:
 
 def one_rank(problem: LayoutProblem) -> dict[str, Plan]:
     """The chain as it is, and with its tower beside it: E shortly before F, V shortly behind B."""
-    chain, links = problem.profile.chain, problem.profile.chain.index("word_embed")
+    chain, layers = problem.profile.chain, problem.profile.chain.index("word_embed")
     cut = Plan.from_cuts(chain, (), num_microbatches=MICROBATCHES, trained=problem.profile.trained)
     ahead = bool(problem.profile.trained.frozen)
-    tower = Tower(links, (0,) * links, ((0,),) * MICROBATCHES, "ahead" if ahead else "bubbles")
+    tower = Tower(layers, (0,) * layers, ((0,),) * MICROBATCHES, "ahead" if ahead else "bubbles")
     base = build_schedule("1f1b", 1, MICROBATCHES)
     lists = woven(base, in_time(base, MICROBATCHES, Placement.interleaved(1), tower.beside))
     words = tuple(" ".join(action.word for action in actions) for actions in lists)
-    stage = replace(cut.stages[0], layers=(links, len(chain)))
+    stage = replace(cut.stages[0], layers=(layers, len(chain)))
     return {"cut": cut, "beside": replace(cut, stages=(stage,), tower=tower, lists=words)}
 
 

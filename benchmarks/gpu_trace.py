@@ -133,8 +133,8 @@ class TracedTrainer(RandomTrainer):
         """Return the stage with hooks that set marks."""
         stage = super().model(*arguments, **named)
         stage.register_forward_pre_hook(partial(_set_mark, PACK))
-        for link, module in stage.run_links:
-            kind = stage.chain.kinds[link]
+        for layer, module in stage.run_layers:
+            kind = stage.chain.kinds[layer]
             module.register_forward_pre_hook(partial(_set_mark, f"{kind} forward"))
             module.register_forward_hook(partial(_mark_backward, f"{kind} backward"))
         return stage
@@ -322,7 +322,7 @@ Row = dict[str, Any]
 def rows(trace: Trace, asked: Counted, counted_packs: int, reach: Reach | None) -> list[Row]:
     """Return the rows of the table: the largest groups of kernels and the sum of all others, which together have the
     milliseconds of all kernels; then the largest single kernels; then the device's idle time and its kernels without a
-    link.
+    layer.
     """
     groups, kernels = dict[Group, float](), dict[Group, float]()
     launches: Counter[Group] = Counter()

@@ -58,7 +58,7 @@ TOWERS = ("vit", "llm")
 
 
 def narrow(model: Architecture, layers: int) -> Architecture:
-    """The same links, a few numbers wide."""
+    """The same layers, a few numbers wide."""
     vision, language = model.vision, model.language
     native = vision.native and replace(vision.native, full_layers=(), learned_positions=None)
     side = vision.patch_size * (1 if native else 2)

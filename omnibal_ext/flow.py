@@ -1,4 +1,4 @@
-"""Extras: tensors that links of the chain pass on in addition to the hidden states.
+"""Extras: tensors that layers of the chain pass on in addition to the hidden states.
 
     extra              from                           to                       models
     feature            a tower's layer                its projector            DeepStack (Qwen3-VL), ViP-LLaVA
@@ -11,7 +11,7 @@
     rows, tokens       the same; the projector        a projector; word        two encoders before one projector
                                                       embedding
 
-Each is passed on from the link that makes it to the last that uses it. This determines what a stage receives
+Each is passed on from the layer that makes it to the last that uses it. This determines what a stage receives
 (`megatron.vlm.models.flow`) and what the planner counts.
 """
 
@@ -30,12 +30,12 @@ One = TypeVar("One")
 
 @dataclass(frozen=True)
 class Extra:
-    """A tensor that one link of a chain (`giver`) makes and others (`takers`) use."""
+    """A tensor that one layer of a chain (`giver`) makes and others (`takers`) use."""
 
     name: str
     giver: int
     takers: tuple[int, ...]
-    """Links, ascending."""
+    """Layers, ascending."""
     shape: tuple[int, ...] = ()
     """Shape of one row; (): the tensor has the shape of the hidden states."""
     rows: int = 1
@@ -45,7 +45,7 @@ class Extra:
     added: bool = False
     """It is added to its taker's output, not read by the taker's module."""
     passing: Modality | None = None
-    """It is what this modality's last link gives: the hidden states that enter its giver, as many as `at` sets."""
+    """It is what this modality's last layer gives: the hidden states that enter its giver, as many as `at` sets."""
     projected: Modality | None = None
     """It is the tokens that its giver makes of this modality's rows, as many as `at` sets."""
 
@@ -59,9 +59,9 @@ class Extra:
         them."""
         return replace(self, shape=(tokens[self.counted], *self.shape)) if self.counted else self
 
-    def enters(self, link: int) -> bool:
-        """Whether it is passed to a link, or through it."""
-        return self.giver < link <= self.takers[-1]
+    def enters(self, layer: int) -> bool:
+        """Whether it is passed to a layer, or through it."""
+        return self.giver < layer <= self.takers[-1]
 
     def shape_of(self, rows: int, width: int) -> tuple[int, ...]:
         """Return its shape for hidden states [rows, 1, width]."""
@@ -73,12 +73,13 @@ class Extra:
 def encoder_extras(
     chain: Sequence[str], encoders: Mapping[Modality, Features], width: int, row_width: int = 1
 ) -> Iterator[Extra]:
-    """Yield the extras that a model's `encoders` give to links of this chain, which may begin behind the first of them.
-    `width`: of the language model's hidden states; `row_width`: of rows that another encoder's projector projects.
+    """Yield the extras that a model's `encoders` give to layers of this chain, which may begin behind the first of
+    them. `width`: of the language model's hidden states; `row_width`: of rows that another encoder's projector
+    projects.
 
     Tokens of an encoder pass by the encoders behind it, to the word embedding. If another encoder's projector makes
     them, its rows pass by as far as that projector, and its tokens from there on. The giver is -1 where the chain
-    begins behind the link that gets them as hidden states. Features go from layers to the projector and, unless it
+    begins behind the layer that gets them as hidden states. Features go from layers to the projector and, unless it
     joins them, to the first language layers."""
     words = chain.index(LANGUAGE.kinds[0])
     for before, behind in pairwise(one for one in ENCODED if one in encoders):
@@ -102,7 +103,7 @@ def in_rows(encoders: Sequence[One]) -> tuple[One, ...]:
 
 def _features(chain: Sequence[str], modality: Modality, features: Features) -> Iterator[Extra]:
     name, (_, layer_kind, projector) = modality.name, modality.kinds
-    layers, language = _links(chain, layer_kind), _links(chain, LANGUAGE.kinds[1])
+    layers, language = _layers_of(chain, layer_kind), _layers_of(chain, LANGUAGE.kinds[1])
     for number, layer in enumerate(features.layers):
         stops = [layers[layer], chain.index(projector)]
         stops += [] if features.joined else [chain.index(LANGUAGE.kinds[0]), language[number]]
@@ -115,12 +116,12 @@ def language_extras(
 ) -> Iterator[Extra]:
     """Yield what language layers use from the word embedding and from each other, on one of `ranks` tensor-parallel
     ranks. `is_shared_out`: hidden states are sharded over these (sequence parallelism)."""
-    layers, words = _links(chain, "llm"), chain.index("word_embed")
+    layers, words = _layers_of(chain, "llm"), chain.index("word_embed")
     if inputs := language.layer_inputs:
         yield Extra("first", words, layers)
         yield Extra("norm", words, layers, (inputs.width,), rows=0)
     for giver, layer in enumerate(language.each_layer):
-        takers = [link for link, other in zip(layers, language.each_layer, strict=True) if other.keys_from == giver]
+        takers = [taker for taker, other in zip(layers, language.each_layer, strict=True) if other.keys_from == giver]
         if takers and layer.attention:
             shape = (1, layer.attention.groups_on(ranks), layer.attention.head_dim)
             for name in (f"key {giver}", f"value {giver}"):
@@ -134,16 +135,16 @@ def blocks(extras: Iterable[Extra], width: int) -> int:
     return -(-sum(row) // width)
 
 
-def blocks_after(extras: Iterable[Extra], links: int, width: int) -> tuple[int, ...]:
-    """Return `blocks` of the extras passed on after every link of a chain."""
+def blocks_after(extras: Iterable[Extra], layers: int, width: int) -> tuple[int, ...]:
+    """Return `blocks` of the extras passed on after every layer of a chain."""
     extras = tuple(extras)
-    return tuple(blocks([extra for extra in extras if extra.enters(link + 1)], width) for link in range(links))
+    return tuple(blocks([extra for extra in extras if extra.enters(layer + 1)], width) for layer in range(layers))
 
 
 def features_after(chain: Sequence[str], encoders: Mapping[Modality, Features]) -> tuple[int, ...]:
-    """Return the number of features passed on with the output of every link."""
+    """Return the number of features passed on with the output of every layer."""
     return blocks_after([one for one in encoder_extras(chain, encoders, 1) if one.of], len(chain), 1)
 
 
-def _links(chain: Sequence[str], kind: str) -> tuple[int, ...]:
-    return tuple(link for link, one in enumerate(chain) if one == kind)
+def _layers_of(chain: Sequence[str], kind: str) -> tuple[int, ...]:
+    return tuple(layer for layer, one in enumerate(chain) if one == kind)

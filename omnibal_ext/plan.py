@@ -102,7 +102,7 @@ class Plan:
         `recompute` and `recompute_cheap` list layer ids per stage, see `StagePlan`.
         """
         tower: Tower | None = fields.get("tower")
-        edges = (tower.links if tower else 0, *cuts, len(chain))
+        edges = (tower.layers if tower else 0, *cuts, len(chain))
         nothing: list[tuple[int, ...]] = [()] * (len(edges) - 1)
         ids = zip(pairwise(edges), recompute or nothing, recompute_cheap or nothing, strict=True)
         stages = tuple(StagePlan(layers, tuple(full), tuple(cheap)) for layers, full, cheap in ids)
@@ -163,7 +163,7 @@ class Plan:
     def validate(self) -> None:
         """Raise UserError, naming the layer, unless the stages hold every layer once and in order."""
         self._validate_counts()
-        names, at = [*layer_names(self.chain), "the chain's end"], self.tower.links if self.tower else 0
+        names, at = [*layer_names(self.chain), "the chain's end"], self.tower.layers if self.tower else 0
         for number, stage in enumerate(self.stages):
             first, end = stage.layers
             if not 0 <= first < end <= len(self.chain):

@@ -4,7 +4,7 @@
     tower     [0, 4): whole copies on every rank  stage 0             stage 1
 
 Every rank of a replica (pipeline x tensor ranks) has a working copy of the tower and encodes a share of the images of
-some microbatches; each of the tower's links is owned by one rank, in whose stage the optimizer and checkpoints see it.
+some microbatches; each of the tower's layers is owned by one rank, in whose stage the optimizer and checkpoints see it.
 In models with further encoders, the tower is the first encoders of the chain, or all.
 """
 
@@ -27,7 +27,7 @@ def _named(values: Mapping[str, str]) -> str:
 
 
 def tower_ends(chain: Collection[str]) -> dict[str, str]:
-    """Return the tower layouts other than "cut" of a model whose chain has these kinds of links: the kind before which
+    """Return the tower layouts other than "cut" of a model whose chain has these kinds of layers: the kind before which
     the replicated tower ends."""
     encoders, found = [one for one in ENCODED if one.kinds[0] in chain], {}
     for count in range(len(encoders), 0, -1):
@@ -57,12 +57,12 @@ def tower_layout(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The first links of the chain, of which every rank has a copy; stages hold the rest."""
+    """The first layers of the chain, of which every rank has a copy; stages hold the rest."""
 
-    links: int
+    layers: int
     """How many; the chain's next one is one of `tower_ends`."""
     owners: tuple[int, ...]
-    """Of every link, the rank of a replica that owns its weights: pipeline rank * tensor ranks + tensor rank."""
+    """Of every layer, the rank of a replica that owns its weights: pipeline rank * tensor ranks + tensor rank."""
     parts: tuple[tuple[int, ...], ...]
     """Of every microbatch, the pipeline ranks that encode its images, ascending."""
     mode: str = "bubbles"
@@ -71,28 +71,28 @@ class Tower:
     recompute: tuple[int, ...] = ()
     """Layer ids of which only the input is kept from E to V."""
     rates: Mapping[Size, float] = field(default_factory=lambda: {VISION.size: 1.0}, hash=False)
-    """What a unit of each size of its encoders (`chain.sizes_of` its links) takes to encode, in units of the last: by
+    """What a unit of each size of its encoders (`chain.sizes_of` its layers) takes to encode, in units of the last: by
     these, inputs are assigned."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], chain: Sequence[str]) -> "Tower":
         """Of plan.json's entry, its format checked. In older plans `again` recomputes the whole tower."""
-        links, recompute = record["links"], record.get("recompute", ())
+        layers, recompute = record["links"], record.get("recompute", ())
         if record.get("again"):
-            recompute = [link for link, kind in enumerate(chain[:links]) if kind in RECOMPUTABLE_KINDS]
+            recompute = [layer for layer, kind in enumerate(chain[:layers]) if kind in RECOMPUTABLE_KINDS]
         parts = tuple(map(tuple, record["parts"]))
         keys = {one.size: one.rate for one in ENCODED}
         sizes = record.get("sizes", (VISION.size,))
         if len(rates := {size: record.get(keys[size], 1.0) for size in sizes}) != len(sizes):
             raise UserError(f"tower: sizes are {' '.join(sizes)}, each must be there once")
-        return cls(links, tuple(record["owners"]), parts, record["mode"], tuple(recompute), rates)
+        return cls(layers, tuple(record["owners"]), parts, record["mode"], tuple(recompute), rates)
 
     def to_record(self) -> dict[str, Any]:
         """What plan.json holds."""
         lists = {"owners": list(self.owners), "parts": [*map(list, self.parts)], "recompute": list(self.recompute)}
         rates = {one.rate: self.rates[one.size] for one in FURTHER if one.size in self.rates}
         further = {"sizes": list(self.rates), **rates} if rates else {}
-        return {"links": self.links, "mode": self.mode, **lists, **further}
+        return {"links": self.layers, "mode": self.mode, **lists, **further}
 
     @property
     def beside(self) -> Beside:
@@ -106,26 +106,26 @@ class Tower:
         microbatches: int,
         trained: Trained,
     ) -> None:
-        """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming link or microbatch."""
+        """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming layer or microbatch."""
         ends = {end: list(chain).index(end) for end in tower_ends(chain).values() if end in chain}
-        if self.links not in ends.values():
-            where = " or ".join(f"{end}, link {link}" for end, link in ends.items())
-            raise UserError(f"tower: {self.links} links end elsewhere than before {where}")
-        if tuple(self.rates) != (sizes := sizes_of(chain[: self.links])):
-            raise UserError(f"tower: sizes are {' '.join(self.rates)}, but its links need {' '.join(sizes)}")
+        if self.layers not in ends.values():
+            where = " or ".join(f"{end}, layer {layer}" for end, layer in ends.items())
+            raise UserError(f"tower: {self.layers} layers end elsewhere than before {where}")
+        if tuple(self.rates) != (sizes := sizes_of(chain[: self.layers])):
+            raise UserError(f"tower: sizes are {' '.join(self.rates)}, but its layers need {' '.join(sizes)}")
         names, (pipeline, tensor) = layer_names(chain), ranks
-        if len(self.owners) != self.links:
-            raise UserError(f"tower: {len(self.owners)} owners for {self.links} links; each link has one")
-        for link, owner in enumerate(self.owners):
+        if len(self.owners) != self.layers:
+            raise UserError(f"tower: {len(self.owners)} owners for {self.layers} layers; each layer has one")
+        for layer, owner in enumerate(self.owners):
             if not 0 <= owner < pipeline * tensor:
                 raise UserError(
-                    f"tower: {names[link]} is owned by rank {owner}, but a replica has {pipeline} x {tensor} ranks"
+                    f"tower: {names[layer]} is owned by rank {owner}, but a replica has {pipeline} x {tensor} ranks"
                 )
         self._validate_parts(pipeline, microbatches)
-        for link in self.recompute:
-            if not 0 <= link < self.links or chain[link] not in RECOMPUTABLE_KINDS:
-                raise UserError(f"tower: recompute names link {link}, which is no encoder's layer of it")
-        idle = trained.mode(chain[self.links - 1]) == "idle"
+        for layer in self.recompute:
+            if not 0 <= layer < self.layers or chain[layer] not in RECOMPUTABLE_KINDS:
+                raise UserError(f"tower: recompute names layer {layer}, which is no encoder's layer of it")
+        idle = trained.mode(chain[self.layers - 1]) == "idle"
         if idle != (self.mode == "ahead"):
             state = "all of it is frozen" if idle else "some of it is trained"
             raise UserError(f'tower: mode {self.mode!r}, but {state}; "ahead" is for frozen towers, and only for them')

@@ -255,7 +255,7 @@ def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
     names = layer_names(plan.chain)
     recomputed = layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
-    return f"beside, {tower.mode}", layer_ranges(names, range(tower.links)), recomputed, forward, backward, "", ""
+    return f"beside, {tower.mode}", layer_ranges(names, range(tower.layers)), recomputed, forward, backward, "", ""
 
 
 NUMBERS = (

@@ -39,7 +39,7 @@ def patch_weight_gradients() -> None:
     """Let core's linear layers add to `main_grad` in the product itself, which core leaves to a module of Apex's.
 
     They mark the weight that autograd kept for them, so that nobody adds again. Where hooks watch what is kept
-    (`models/again.py`) that is another tensor, and the weight has no gradient: mark it, and give what nobody reads.
+    (`models/recompute.py`) that is another tensor, and the weight has no gradient: mark it, and give what nobody reads.
     """
     from megatron.core.tensor_parallel import layers
 

@@ -32,7 +32,7 @@ def together(size: int) -> Units:
 
 @dataclass(frozen=True)
 class Media:
-    """The inputs of one encoder, such as mel frames of sounds. A stage gets only the tensors that its links need."""
+    """The inputs of one encoder, such as mel frames of sounds. A stage gets only the tensors that its layers need."""
 
     units: Units = ()
     """Of the entire pack; of the shard of a wide pack those here."""

@@ -45,7 +45,7 @@ from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.rank_packs import RankPacks
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
-from megatron.vlm.pipeline.tower import owned_links
+from megatron.vlm.pipeline.tower import owned_layers
 from megatron.vlm.preflight.findings import refuse
 from megatron.vlm.preflight.one_plan import one_plan
 from megatron.vlm.preflight.run import Run, check_run
@@ -112,7 +112,7 @@ class Trainer:
         """The plan's stage for this rank and chunk."""
         chain = Chain.of(self.args, self.architecture, config)
         stage = self.plan.stages[stage_number(self.plan.placement, vp_stage)]
-        owned = owned_links(self.plan, vp_stage)
+        owned = owned_layers(self.plan, vp_stage)
         return Stage(chain, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, pg_collection, owned)
 
     def datasets(self, _: Any, vp_stage: int | None = None) -> tuple[Packs, Packs | None, None]:
@@ -193,7 +193,7 @@ class Trainer:
             meter.tally = before.copy()
             for module in _as_list(arguments["model"]) if training else ():
                 module.zero_grad_buffer()
-            arguments |= self.packs[training].again(bad_samples.note, number)
+            arguments |= self.packs[training].rerun(bad_samples.note, number)
             self.executor.forget_images(training)
 
     @contextmanager

@@ -65,17 +65,17 @@ def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
 
 
 OF_ENCODER = re.compile(rf"links\.(\w+)\.{VISION_NORM}\.")
-"""A norm in a projector's link that is counted among its encoder's layers."""
+"""A norm in a projector's layer that is counted among its encoder's layers."""
 
 
 def _of_part(part: str) -> Callable[[Any, str], bool]:
     """A predicate of core: whether a parameter, by its name, is of a part of the model."""
-    links = re.compile(rf"links\.({'|'.join(PARTS[part])})(_\d+)?\.")
+    names = re.compile(rf"links\.({'|'.join(PARTS[part])})(_\d+)?\.")
 
     def is_of(_: Any, name: str) -> bool:
         if norm := OF_ENCODER.search(name):
             return part == PART_OF[modality_of(norm[1]).kinds[1]]
-        return bool(links.search(name))
+        return bool(names.search(name))
 
     return is_of
 

@@ -286,13 +286,13 @@ class Profile:
 
     @property
     def tokens_after(self) -> dict[str, tuple[int, ...]]:
-        """Last link of an encoder whose tokens or rows pass by later encoders -> for every layer, 1 if they travel with
-        its output, else 0; they take as many bytes as the link's output."""
-        found, links = dict[str, tuple[int, ...]](), range(1, len(self.chain) + 1)
+        """Last layer of an encoder whose tokens or rows pass by later encoders -> for every layer, 1 if they travel
+        with its output, else 0; they take as many bytes as the layer's output."""
+        found, layers = dict[str, tuple[int, ...]](), range(1, len(self.chain) + 1)
         for one in encoder_extras(self.chain, self._encoders, 1):
             if one.counted:
-                before = found.get(kind := one.counted.kinds[2], (0,) * len(links))
-                found[kind] = tuple(was + one.enters(link) for was, link in zip(before, links, strict=True))
+                before = found.get(kind := one.counted.kinds[2], (0,) * len(layers))
+                found[kind] = tuple(was + one.enters(layer) for was, layer in zip(before, layers, strict=True))
         return found
 
     def streams(self, size: Size) -> int:

@@ -1,6 +1,6 @@
 """Costs of a replicated tower: every rank encodes with all of it, without tensor parallelism.
 
-Every rank of a replica has a working copy of the tower's weights, and fp32 sums of their gradients. Each link has an
+Every rank of a replica has a working copy of the tower's weights, and fp32 sums of their gradients. Each layer has an
 owner, one rank of the replica. Once an iteration sums are reduced to the owners, and copies refreshed from them; owners
 take part in the data-parallel reduction and the optimizer step as for other weights.
 
@@ -26,31 +26,31 @@ SUM_BYTES = 4
 Load = Mapping[Size, Floats]
 """Sizes of packs, or of parts of them, that the tower's encoders take: arrays of one shape."""
 LAST = {one.size: one.kinds[-1] for one in ENCODED}
-"""Size -> the kind of link whose output is the encoder's."""
+"""Size -> the kind of layer whose output is the encoder's."""
 
 
 @dataclass(frozen=True)
 class TowerCosts:
-    """Costs of a chain's first `links`, from a profile at tensor-parallel size 1."""
+    """Costs of a chain's first `layers`, from a profile at tensor-parallel size 1."""
 
     profile: Profile
-    links: int
-    """Number of the tower's links."""
+    layers: int
+    """Number of the tower's layers."""
 
     @classmethod
-    def of(cls, profile: Profile, links: int) -> "TowerCosts":
-        """Make the costs of the first `links` from a profile at any tensor-parallel size. Raises UserError if it lacks
+    def of(cls, profile: Profile, layers: int) -> "TowerCosts":
+        """Make the costs of the first `layers` from a profile at any tensor-parallel size. Raises UserError if it lacks
         costs of unsharded layers."""
-        missing = [kind for kind in profile.cost_kinds[:links] if kind not in profile.whole_layers]
+        missing = [kind for kind in profile.cost_kinds[:layers] if kind not in profile.whole_layers]
         if profile.tensor_model_parallel_size == 1:
-            return cls(profile, links)
+            return cls(profile, layers)
         if missing:
             raise UserError(
                 f"layer {missing[0]}: the profile is of tensor-parallel size {profile.tensor_model_parallel_size}, and "
                 "a replicated tower is not sharded: give --tower-profile, of size 1, or plan with --tower cut"
             )
         whole = replace(profile, layers=profile.layers | profile.whole_layers, tensor_model_parallel_size=1)
-        return cls(whole, links)
+        return cls(whole, layers)
 
     @cached_property
     def budgets(self) -> dict[Size, float]:
@@ -85,8 +85,8 @@ class TowerCosts:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Keys in the profile's `layers`, one for each link of the tower."""
-        return self.profile.cost_kinds[: self.links]
+        """Keys in the profile's `layers`, one for each layer of the tower."""
+        return self.profile.cost_kinds[: self.layers]
 
     @cached_property
     def trained(self) -> bool:
@@ -94,12 +94,12 @@ class TowerCosts:
         return self.profile.mode(self.kinds[-1]) != "idle"
 
     def forward(self, load: Load) -> Floats:
-        """Return the forward seconds of all links, elementwise."""
+        """Return the forward seconds of all layers, elementwise."""
         return self._seconds(load, self.kinds, backward=False)
 
     def backward(self, load: Load, recompute: tuple[int, ...] = ()) -> Floats:
-        """Return the backward seconds of all links, with recomputation of the links `recompute`, elementwise."""
-        rerun = tuple(self.kinds[link] for link in recompute)
+        """Return the backward seconds of all layers, with recomputation of the layers `recompute`, elementwise."""
+        rerun = tuple(self.kinds[layer] for layer in recompute)
         return self._seconds(load, self.kinds, backward=True) + self._seconds(load, rerun, backward=False)
 
     def _seconds(self, load: Any, kinds: tuple[str, ...], backward: bool) -> Floats:
@@ -116,13 +116,13 @@ class TowerCosts:
         """Return bytes kept per tile or frame from its E to its V; `recompute` as in `backward`."""
         if not self.trained:
             return 0.0
-        costs = [(link, self._cost(kind)) for link, kind in enumerate(self.kinds) if size_of(kind) == size]
-        kept = sum(c.recompute_kept_bytes if link in recompute else c.kept_bytes for link, c in costs)
+        costs = [(layer, self._cost(kind)) for layer, kind in enumerate(self.kinds) if size_of(kind) == size]
+        kept = sum(c.recompute_kept_bytes if layer in recompute else c.kept_bytes for layer, c in costs)
         return kept / self.budgets[size]
 
     def working_bytes(self, size: Size, recompute: tuple[int, ...] = ()) -> float:
-        """Return peak extra bytes per tile or frame during V: recomputed activations of the encoder's largest link."""
-        mine = (self.kinds[link] for link in recompute if self.trained and size_of(self.kinds[link]) == size)
+        """Return peak extra bytes per tile or frame during V: recomputed activations of the encoder's largest layer."""
+        mine = (self.kinds[layer] for layer in recompute if self.trained and size_of(self.kinds[layer]) == size)
         return max((self._cost(kind).saved_bytes for kind in mine), default=0.0) / self.budgets[size]
 
     def output_bytes(self, size: Size) -> float:
@@ -134,13 +134,13 @@ class TowerCosts:
         return self.total(lambda size: self.profile.transfer_seconds_per_byte * self.output_bytes(size), load)
 
     @property
-    def vit_links(self) -> tuple[int, ...]:
-        """Numbers of the links that can be recomputed."""
-        return tuple(n for n, kind in enumerate(self.profile.chain[: self.links]) if kind in RECOMPUTABLE_KINDS)
+    def vit_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that can be recomputed."""
+        return tuple(n for n, kind in enumerate(self.profile.chain[: self.layers]) if kind in RECOMPUTABLE_KINDS)
 
     @cached_property
     def parameters(self) -> tuple[int, ...]:
-        """Number of parameters of every link. Raises UserError if the profile lacks them."""
+        """Number of parameters of every layer. Raises UserError if the profile lacks them."""
         of_kind = self.profile.parameters
         missing = [kind for kind in self.kinds if chain_kind(kind) not in of_kind and kind not in of_kind]
         if missing:
@@ -162,34 +162,34 @@ class TowerCosts:
         return self.copy_bytes * seconds_per_byte * self.trained
 
     def owner_bytes(self) -> list[float]:
-        """Return the bytes of every link on its owner: weights and, if trained, gradients and optimizer state."""
+        """Return the bytes of every layer on its owner: weights and, if trained, gradients and optimizer state."""
         return [self._cost(kind).weight_bytes for kind in self.kinds]
 
     def owner_seconds(self) -> list[float]:
-        """Return the step seconds of every link on its owner, once an iteration."""
+        """Return the step seconds of every layer on its owner, once an iteration."""
         return [self._cost(kind).step_seconds for kind in self.kinds]
 
     def _cost(self, kind: str) -> LayerCost:
         return self.profile.layers[kind]
 
 
-def rest_profile(profile: Profile, links: int) -> Profile:
-    """Return the profile of the links that stages hold if the first `links` are replicated."""
-    chain = profile.chain[links:]
-    apart = {kind: layers for kind, layers in profile.layers_apart.items() if chain_kind(kind) in chain}
+def rest_profile(profile: Profile, layers: int) -> Profile:
+    """Return the profile of the layers that stages hold if the first `layers` are replicated."""
+    chain = profile.chain[layers:]
+    apart = {kind: numbers for kind, numbers in profile.layers_apart.items() if chain_kind(kind) in chain}
     carried, features = profile.carried_after[-len(chain) :], profile.feature_layers if "vit" in chain else ()
     return replace(profile, chain=chain, layers_apart=apart, feature_layers=features, carried_after=carried)
 
 
 def language_profile(profile: Profile) -> Profile:
-    """Return the profile of the links from word_embed on."""
+    """Return the profile of the layers from word_embed on."""
     return rest_profile(profile, profile.chain.index("word_embed"))
 
 
 def owners_by_bytes(sizes: list[float], ranks: int) -> tuple[int, ...]:
-    """Return the owner of every link, from the bytes of each: largest first, to the rank with fewest bytes so far."""
+    """Return the owner of every layer, from the bytes of each: largest first, to the rank with fewest bytes so far."""
     held, owners = [0.0] * ranks, [0] * len(sizes)
-    for link in sorted(range(len(sizes)), key=lambda link: (-sizes[link], link)):
-        owners[link] = min(range(ranks), key=lambda rank: (held[rank], rank))
-        held[owners[link]] += sizes[link]
+    for layer in sorted(range(len(sizes)), key=lambda layer: (-sizes[layer], layer)):
+        owners[layer] = min(range(ranks), key=lambda rank: (held[rank], rank))
+        held[owners[layer]] += sizes[layer]
     return tuple(owners)

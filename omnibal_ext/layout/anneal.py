@@ -36,8 +36,8 @@ def changed(state: State, what: int, costs: Costs, seed: int, at: int) -> State:
     if what == ENCODERS:
         insertions = state.insertions.copy()
         _change_parts(state.insertions, insertions, state.kinds.shape[1], costs.ahead, seed, at)
-        return State(state.kinds, state.orders, state.edges, state.again, insertions)
-    new = State(state.kinds.copy(), state.orders.copy(), state.edges.copy(), state.again.copy(), state.insertions)
+        return State(state.kinds, state.orders, state.edges, state.recomputed, insertions)
+    new = State(state.kinds.copy(), state.orders.copy(), state.edges.copy(), state.recomputed.copy(), state.insertions)
     dice = below(1000 if what == LAYOUTS else 1000 - CUTS - RECOMPUTED, seed, at)
     if dice < ORDERS:
         _exchange(new.orders, seed, at + 1)
@@ -48,8 +48,8 @@ def changed(state: State, what: int, costs: Costs, seed: int, at: int) -> State:
             _move_cuts(new.edges, seed, at + 1)
         if dice >= 1000 - RECOMPUTED or below(2, seed, at + 5) == 0:
             for draw in range(at + 6, at + 6 + 3 * (1 + below(2, seed, at + 12)), 3):
-                stage, option = below(new.again.shape[0], seed, draw), below(costs.offered.size, seed, draw + 1)
-                new.again[stage, costs.offered[option]] += 2 * below(2, seed, draw + 2) - 1
+                stage, option = below(new.recomputed.shape[0], seed, draw), below(costs.offered.size, seed, draw + 1)
+                new.recomputed[stage, costs.offered[option]] += 2 * below(2, seed, draw + 2) - 1
         _limit(new, costs)
     return new
 
@@ -57,21 +57,21 @@ def changed(state: State, what: int, costs: Costs, seed: int, at: int) -> State:
 @njit(cache=True)
 def same_layers(state: State, other: State) -> bool:  # pragma: no cover - compiled
     """Return whether two states have the same cuts and recompute counts."""
-    return bool((state.edges == other.edges).all() and (state.again == other.again).all())
+    return bool((state.edges == other.edges).all() and (state.recomputed == other.recomputed).all())
 
 
 @njit(cache=True)
 def _limit(state: State, costs: Costs) -> None:  # pragma: no cover - compiled
     """Clip recompute counts to the layers that each stage holds; layers recomputed whole come first."""
     holds, of_option = costs.holds, costs.of_option
-    stages, options = state.again.shape
+    stages, options = state.recomputed.shape
     for stage in range(stages):
         for option in range(options - 1, -1, -1):
             left = holds[option, state.edges[stage + 1]] - holds[option, state.edges[stage]]
             for other in range(option + 1, options):
                 if of_option[other] == of_option[option]:
-                    left -= state.again[stage, other]
-            state.again[stage, option] = max(0, min(state.again[stage, option], left))
+                    left -= state.recomputed[stage, other]
+            state.recomputed[stage, option] = max(0, min(state.recomputed[stage, option], left))
 
 
 @njit(cache=True)
@@ -215,7 +215,7 @@ def anneal(
             if here < least:
                 best, best_stages, least = state, stages, here
     step_seconds(best, best_stages, costs, board, changes)
-    return State(board.kinds, best.orders, best.edges, best.again, best.insertions), least
+    return State(board.kinds, best.orders, best.edges, best.recomputed, best.insertions), least
 
 
 @njit(cache=True)

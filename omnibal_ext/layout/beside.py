@@ -81,17 +81,17 @@ class TowerBeside:
 
     @cached_property
     def fixed_bytes(self) -> Floats:
-        """float64 [ranks]: copies and sums; weights, gradients and optimizer state of the links that a rank owns."""
+        """float64 [ranks]: copies and sums; weights, gradients and optimizer state of the layers that a rank owns."""
         return self._most_owned(self.costs.owner_bytes()) + self.costs.copy_bytes
 
     @cached_property
     def step(self) -> Floats:
-        """Seconds once an iteration, float64 [ranks]: of owned links, and to exchange weights and gradients."""
+        """Seconds once an iteration, float64 [ranks]: of owned layers, and to exchange weights and gradients."""
         return self._most_owned(self.costs.owner_seconds()) + self.costs.exchange_seconds
 
-    def _most_owned(self, of_links: list[float]) -> Floats:
-        """Sum a figure over the links that each rank owns; return its largest on a tensor rank: float64 [ranks]."""
-        owned = np.bincount(self.tower.owners, of_links, self.ranks * self.tensor)
+    def _most_owned(self, of_layers: list[float]) -> Floats:
+        """Sum a figure over the layers that each rank owns; return its largest on a tensor rank: float64 [ranks]."""
+        owned = np.bincount(self.tower.owners, of_layers, self.ranks * self.tensor)
         return np.asarray(owned.reshape(self.ranks, self.tensor).max(axis=1), dtype=np.float64)
 
     def encoding(self, case: int) -> Encoding:
@@ -112,8 +112,8 @@ class TowerBeside:
         if kind == "E":
             return [other, ("vit", "forward", float(self.costs.forward(load)))]
         plain = float(self.costs.backward(load))
-        again = float(self.costs.backward(load, self.tower.recompute)) - plain
-        return [other, ("vit", "recompute", again), ("vit", "backward", plain)]
+        recompute = float(self.costs.backward(load, self.tower.recompute)) - plain
+        return [other, ("vit", "recompute", recompute), ("vit", "backward", plain)]
 
     def mean_seconds(self) -> list[float]:
         """Return the mean seconds of an E, and of a V, over ranks, microbatches and cases that have one."""

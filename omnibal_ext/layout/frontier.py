@@ -44,7 +44,7 @@ class StageBytes(NamedTuple):
 
 @register_jitable
 def on_top(
-    held: Any, again: Any, kept: Floats, saved: Floats, of_option: Ints, backward: Ints, split_backward: bool
+    held: Any, recomputed: Any, kept: Floats, saved: Floats, of_option: Ints, backward: Ints, split_backward: bool
 ) -> Any:
     """Return bytes above the held ones while a stage's backward recomputes, from counts [columns, ...], [options, ...].
 
@@ -52,29 +52,29 @@ def on_top(
     layer is freed when it is recomputed (zero-bubble lists keep it for W). Cheap outputs are taken to be there all at
     once, which is a little more than there is.
     """
-    after = 0.0 * again[0]
+    after = 0.0 * recomputed[0]
     most = after
     for kind in backward:
         after = after + held[kind] * kept[kind]
-        for option in range(len(again)):
+        for option in range(len(recomputed)):
             if of_option[option] == kind:
-                after = after - again[option] * kept[kind]
-        for option in range(len(again)):
+                after = after - recomputed[option] * kept[kind]
+        for option in range(len(recomputed)):
             if of_option[option] == kind:
-                most = np.maximum(most, (saved[option] - after * (not split_backward)) * (again[option] > 0))
-                after = after + again[option] * (kept[kind] - saved[option])
+                most = np.maximum(most, (saved[option] - after * (not split_backward)) * (recomputed[option] > 0))
+                after = after + recomputed[option] * (kept[kind] - saved[option])
     return most
 
 
 @njit(cache=True)
-def fits(stage: StageBytes, held: Ints, again: Ints) -> bool:  # pragma: no cover - compiled
+def fits(stage: StageBytes, held: Ints, recomputed: Ints) -> bool:  # pragma: no cover - compiled
     """Return whether a stage with counts [columns], [options] fits: the rule of `LayoutProblem.bytes_of_counts`."""
     fixed, kept, late = _nothing_recomputed(stage, held)
-    for option in range(again.size):
-        kept -= again[option] * stage.saved[option]
-        late -= again[option] * stage.saved_late[option]
+    for option in range(recomputed.size):
+        kept -= recomputed[option] * stage.saved[option]
+        late -= recomputed[option] * stage.saved_late[option]
     kinds = (stage.of_option, stage.backward)
-    most, transient = 0.0, on_top(held, again, stage.kept, stage.saved, *kinds, stage.split_backward)
+    most, transient = 0.0, on_top(held, recomputed, stage.kept, stage.saved, *kinds, stage.split_backward)
     for early, later in stage.between:
         most = max(most, early * kept + later * late)
     for early, later in stage.in_backward:
@@ -109,15 +109,15 @@ def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.
     most_saved, nothing_saved = _most_saved(stage, llm, of_llm), _missing(stage, held)
     found, least, options = [], np.full(len(vit), np.inf), np.arange(seconds.size)
     for k in range(len(others)):
-        again, missing, limit = others[k].copy(), nothing_saved.copy(), np.inf
+        recomputed, missing, limit = others[k].copy(), nothing_saved.copy(), np.inf
         if k and _is_less_of_some(stage, others[k], others[k - 1], seconds):
             least[:] = np.inf
         if least[0] == 0:
             continue
         for moment in range(len(missing)):
-            missing[moment] -= _saved(stage, moment, again, options)
+            missing[moment] -= _saved(stage, moment, recomputed, options)
         for i in range(len(vit)):
-            again[of_vit] = vit[i]
+            recomputed[of_vit] = vit[i]
             limit = min(limit, least[i])
             first = 0
             for moment in range(len(missing)):
@@ -127,9 +127,9 @@ def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.
                 taken = llm[j, 0] * seconds[of_llm[0]] + llm[j, 1] * seconds[of_llm[1]]
                 if taken >= limit:
                     break
-                again[of_llm] = llm[j]
-                if fits(stage, held, again):
-                    found.append(again.copy())
+                recomputed[of_llm] = llm[j]
+                if fits(stage, held, recomputed):
+                    found.append(recomputed.copy())
                     limit = taken
                     break
             least[i] = limit

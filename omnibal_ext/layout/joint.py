@@ -42,7 +42,7 @@ class _Best:
     short_bytes: float
     seconds: float
     edges: Edges
-    again: Ints
+    recomputed: Ints
 
     @property
     def score(self) -> tuple[float, float]:
@@ -88,7 +88,7 @@ class RankOptions:
     def _of_one_stage(self, rank: int, held: Ints) -> list[Ints]:
         problem = self.problem
         counts = minimal(problem.stage_bytes[rank], held[0], self._seconds, problem.tables.offered)
-        found = sorted((again[None] for again in counts), key=lambda again: float((again @ self._seconds).sum()))
+        found = sorted((count[None] for count in counts), key=lambda count: float((count @ self._seconds).sum()))
         return found[:1] if problem.packs is None else found
 
     def _of_many_stages(self, rank: int, held: Ints) -> list[Ints]:
@@ -96,26 +96,26 @@ class RankOptions:
         fitting = self._fits(rank, held, np.stack(added))
         if not fitting.any():
             return []
-        again = added[int(fitting.argmax())]
+        recomputed = added[int(fitting.argmax())]
         for chunk, option in reversed(self._axes(rank, held)):
-            less = np.repeat(again[None], again[chunk, option] + 1, axis=0)
-            less[:, chunk, option] = np.arange(again[chunk, option], -1, -1)
-            again = less[int(self._fits(rank, held, less).cumprod().sum()) - 1]
-        return [again]
+            less = np.repeat(recomputed[None], recomputed[chunk, option] + 1, axis=0)
+            less[:, chunk, option] = np.arange(recomputed[chunk, option], -1, -1)
+            recomputed = less[int(self._fits(rank, held, less).cumprod().sum()) - 1]
+        return [recomputed]
 
     def _added(self, rank: int, held: Ints) -> list[Ints]:
         """Return counts: nothing recomputed, then one layer more each time."""
-        again = np.zeros((len(held), len(self.problem.columns.of_option)), dtype=np.int64)
-        added = [again.copy()]
+        recomputed = np.zeros((len(held), len(self.problem.columns.of_option)), dtype=np.int64)
+        added = [recomputed.copy()]
         kinds, whole = self.problem.columns.of_option, self.problem.columns.whole
         for chunk, option in self._axes(rank, held):
             layers = held[chunk, kinds[option]]
             (other,) = np.flatnonzero((kinds[option] == kinds) & (whole[option] != whole))
-            most = layers if whole[option] else layers - again[chunk, other]
+            most = layers if whole[option] else layers - recomputed[chunk, other]
             for count in range(1, int(most) + 1):
-                again[chunk, option] = count
-                again[chunk, other] = min(again[chunk, other], layers - count)
-                added.append(again.copy())
+                recomputed[chunk, option] = count
+                recomputed[chunk, other] = min(recomputed[chunk, other], layers - count)
+                added.append(recomputed.copy())
         return added
 
     def _axes(self, rank: int, held: Ints) -> list[tuple[int, int]]:
@@ -154,7 +154,7 @@ def joint_search(
     if search.best.short_bytes > 0:
         recompute_all(problem, search.best.edges)
     ranked = sorted((c for c in search.seen.values() if c.short_bytes <= 0), key=lambda candidate: candidate.score)
-    return [(problem.layout(c.edges, c.again), c.seconds) for c in ranked[:top_k]]
+    return [(problem.layout(c.edges, c.recomputed), c.seconds) for c in ranked[:top_k]]
 
 
 class _Search:
@@ -194,23 +194,23 @@ class _Search:
         choices = [self.options.of(rank, held[mine]) for rank, mine in enumerate(stages_of)]
         self.spent += A_LOOK * ranks + A_CALL * (self.options.listed - listed)
         short = sum(self._short_bytes(rank, held[mine]) for rank, mine in enumerate(stages_of) if not choices[rank])
-        again = np.zeros_like(self.best.again)
+        recomputed = np.zeros_like(self.best.recomputed)
         if short > 0:
-            return _Best(short, np.inf, edges, again)
+            return _Best(short, np.inf, edges, recomputed)
         for rank in range(ranks):
-            again[stages_of[rank]] = choices[rank][0]
-        seconds = self._play(held, again, edges)
+            recomputed[stages_of[rank]] = choices[rank][0]
+        seconds = self._play(held, recomputed, edges)
         for rank in range(ranks):
             for other in choices[rank][1:]:
-                changed = again.copy()
+                changed = recomputed.copy()
                 changed[stages_of[rank]] = other
                 if (took := self._play(held, changed, edges)) < seconds:
-                    seconds, again = took, changed
-        return _Best(0.0, seconds, edges, again)
+                    seconds, recomputed = took, changed
+        return _Best(0.0, seconds, edges, recomputed)
 
-    def _play(self, held: Ints, again: Ints, edges: Edges) -> float:
+    def _play(self, held: Ints, recomputed: Ints, edges: Edges) -> float:
         self.spent += self.a_play
-        return self.problem.step_seconds_of_counts(held, again, edges)
+        return self.problem.step_seconds_of_counts(held, recomputed, edges)
 
     def _short_bytes(self, rank: int, held: Ints) -> float:
         everything = held[:, self.problem.columns.of_option] * self.problem.columns.whole

@@ -81,7 +81,7 @@ def build_lists(
 
 
 def _with_lists(problem: LayoutProblem, state: State) -> tuple[LayoutProblem, Layout]:
-    return replace(problem, lists=_lists(state)), problem.layout(state.edges.tolist(), state.again)
+    return replace(problem, lists=_lists(state)), problem.layout(state.edges.tolist(), state.recomputed)
 
 
 def state_of(problem: LayoutProblem, layout: Layout) -> State:
@@ -89,8 +89,8 @@ def state_of(problem: LayoutProblem, layout: Layout) -> State:
     schedule = problem.schedule
     kinds = np.array([["FBW".index(action.kind) for action in actions] for actions in schedule])
     orders = [[[(a.microbatch, a.chunk) for a in actions if a.kind == k] for k in "FB"] for actions in schedule]
-    again, insertions = problem.counts(layout)[1], np.full((2, problem.ranks, problem.microbatches), NONE)
-    return State(kinds, np.array(orders).transpose(0, 1, 3, 2).copy(), np.array(layout.edges), again, insertions)
+    recomputed, insertions = problem.counts(layout)[1], np.full((2, problem.ranks, problem.microbatches), NONE)
+    return State(kinds, np.array(orders).transpose(0, 1, 3, 2).copy(), np.array(layout.edges), recomputed, insertions)
 
 
 def _lists(state: State) -> Schedule:
@@ -105,13 +105,13 @@ def costs_of(problem: LayoutProblem) -> Costs:
     """Return the `Costs` by which states of the problem are judged, without a tower."""
     t, kinds, profile, split = problem.tables, problem.kind_ids, problem.profile, problem.program.split_backward
     work = (t.forward, t.backward - t.weight * split, t.weight)
-    again, ranks, action = _cases_last(t.recompute), problem.ranks, float(profile.action_seconds)
+    recompute, ranks, action = _cases_last(t.recompute), problem.ranks, float(profile.action_seconds)
     return Costs(
         seconds=_cases_last(np.stack([prefix_sums(problem.per_layer(one)) for one in work])),
-        again=again,
+        recompute=recompute,
         transfers=_cases_last(problem.transfers),
-        parts=np.zeros((1, 2, *again.shape[1:])),
-        hops=np.zeros((1, *again.shape[1:])),
+        parts=np.zeros((1, 2, *recompute.shape[1:])),
+        hops=np.zeros((1, *recompute.shape[1:])),
         step=prefix_sums(problem.per_layer(t.step)),
         holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in problem.columns.of_option]),
         of_option=problem.columns.of_option,
@@ -133,7 +133,7 @@ def costs_of(problem: LayoutProblem) -> Costs:
 
 def of_cases(costs: Costs, choose: Callable[[Floats], Floats], replicas: int) -> Costs:
     """Return the costs with other cases: `choose` maps every table's last axis."""
-    names = ("seconds", "again", "transfers", "parts", "hops")
+    names = ("seconds", "recompute", "transfers", "parts", "hops")
     tables: dict[str, Any] = {name: np.ascontiguousarray(choose(getattr(costs, name))) for name in names}
     return costs._replace(**tables, replicas=replicas)
 

@@ -46,7 +46,8 @@ class Layout:
         return self.recompute[stage], self.recompute_cheap[stage] if self.recompute_cheap else ()
 
     def moved(self, by: int) -> "Layout":
-        """Return the layout with `by` added to its cuts and layer ids: for a chain with so many more links in front."""
+        """Return the layout with `by` added to its cuts and layer ids: for a chain with so many more layers in
+        front."""
         recompute, cheap = (
             tuple(tuple(layer + by for layer in ids) for ids in stages)
             for stages in (self.recompute, self.recompute_cheap)
@@ -90,13 +91,13 @@ class LayoutProblem:
 
     @property
     def whole_profile(self) -> Profile:
-        """Profile of the whole chain, the tower's links included."""
+        """Profile of the whole chain, the tower's layers included."""
         return self.beside.profile if self.beside else self.profile
 
     @property
-    def links_beside(self) -> int:
-        """Number of a replicated tower's links, which are before the chain that is cut."""
-        return self.beside.tower.links if self.beside else 0
+    def layers_beside(self) -> int:
+        """Number of a replicated tower's layers, which are before the chain that is cut."""
+        return self.beside.tower.layers if self.beside else 0
 
     @property
     def stages(self) -> int:
@@ -166,12 +167,13 @@ class LayoutProblem:
         """Return int64 [stages, columns]: layers of each kind a stage holds (and features it receives); [stages,
         options]: those that it recomputes by each option."""
         held = self.slices(layout.edges)
-        again = np.zeros((len(held), len(self.columns.of_option)), dtype=np.int64)
+        recomputed = np.zeros((len(held), len(self.columns.of_option)), dtype=np.int64)
         for whole, of_stages in ((True, layout.recompute), (False, layout.recompute_cheap)):
             for s, ids in enumerate(of_stages):
                 kinds = self.kind_ids[list(ids)]
-                again[s] += ((kinds[:, None] == self.columns.of_option) & (whole == self.columns.whole)).sum(axis=0)
-        return held, again
+                columns = (kinds[:, None] == self.columns.of_option) & (whole == self.columns.whole)
+                recomputed[s] += columns.sum(axis=0)
+        return held, recomputed
 
     def slices(self, edges: Sequence[int]) -> Ints:
         """Return int64 [stages, columns]: layers of each kind between `edges`, and features that the stages receive."""
@@ -199,10 +201,10 @@ class LayoutProblem:
     def received(self) -> Ints:
         """int64 [layers + 1, columns]: features that a stage receives if it begins with each layer."""
         found = np.zeros_like(self.kind_counts)
-        links, held = np.arange(1, len(found)), len(self.columns.kinds) + self.kind_ids
-        found[links, held] = self.profile.features_after
+        layers, held = np.arange(1, len(found)), len(self.columns.kinds) + self.kind_ids
+        found[layers, held] = self.profile.features_after
         for kind, passing in self.profile.tokens_after.items():
-            found[links, len(self.columns.kinds) + self.columns.kinds.index(kind)] += passing
+            found[layers, len(self.columns.kinds) + self.columns.kinds.index(kind)] += passing
         return found
 
     @cached_property
@@ -220,23 +222,23 @@ class LayoutProblem:
         """Return whether every rank's peak is within the memory."""
         return max(self.stage_peak_bytes(layout)) <= self.memory_bytes
 
-    def rank_bytes(self, rank: int, held: Ints, again: Ints) -> float:
+    def rank_bytes(self, rank: int, held: Ints, recomputed: Ints) -> float:
         """Return a rank's peak bytes from int64 [chunks, ...] counts of its stages; see `bytes_of_counts`."""
-        return float(self.bytes_of_counts(rank, held, again[None])[0])
+        return float(self.bytes_of_counts(rank, held, recomputed[None])[0])
 
-    def bytes_of_counts(self, rank: int, held: Ints, again: Ints) -> Floats:
+    def bytes_of_counts(self, rank: int, held: Ints, recomputed: Ints) -> Floats:
         """Return a rank's peak bytes for many recompute counts int64 [many, chunks, options]: float64 [many].
 
         Overhead + weights + the worst of all moments: its microbatches x bytes kept, and in a chunk's B the layer that
         is being recomputed.
         """
         tables = self.tables
-        kept, late = held @ tables.kept - again @ tables.saved, held @ tables.late - again @ tables.saved_late
+        kept, late = held @ tables.kept - recomputed @ tables.saved, held @ tables.late - recomputed @ tables.saved_late
         fixed = self.profile.overhead_bytes + held.sum(axis=0) @ tables.fixed
         between, *in_chunks = [
             (kept @ vectors[:, 0].T + late @ vectors[:, 1].T).max(axis=1) for vectors in self.moments[rank]
         ]
-        in_backward = np.stack(in_chunks, axis=1) + self.transient(held, again)
+        in_backward = np.stack(in_chunks, axis=1) + self.transient(held, recomputed)
         return np.asarray(fixed + np.maximum(between, in_backward.max(axis=1)))
 
     @cached_property
@@ -251,25 +253,26 @@ class LayoutProblem:
             found.append(StageBytes(t.fixed, t.kept, t.late, t.saved, t.saved_late, *moments, *of, room, split))
         return found
 
-    def transient(self, held: Ints, again: Ints) -> Floats:
+    def transient(self, held: Ints, recomputed: Ints) -> Floats:
         """Return bytes above the held ones while a stage's backward recomputes; counts [..., columns], [..., options]
         -> float64 [...]. See `frontier.on_top`."""
         t, split = self.tables, self.program.split_backward
-        counts = np.moveaxis(held, -1, 0), np.moveaxis(again, -1, 0)
+        counts = np.moveaxis(held, -1, 0), np.moveaxis(recomputed, -1, 0)
         return np.asarray(on_top(*counts, t.kept, t.saved, self.columns.of_option, self.columns.backward, split))
 
     def stage_peak_bytes(self, layout: Layout) -> list[float]:
         """Return peak bytes of every pipeline rank, with packs that fill the budgets."""
         if self.beside:
             return replace(self, packs=None).simulate(layout).peak_bytes.tolist()
-        held, again = self.counts(layout)
-        return [self.rank_bytes(rank, held[mine], again[mine]) for rank, mine in enumerate(self.placement.stages_of)]
+        held, recomputed = self.counts(layout)
+        stages_of = enumerate(self.placement.stages_of)
+        return [self.rank_bytes(rank, held[mine], recomputed[mine]) for rank, mine in stages_of]
 
-    def layout(self, edges: Sequence[int], again: Ints) -> Layout:
+    def layout(self, edges: Sequence[int], recomputed: Ints) -> Layout:
         """Return the layout with recompute counts int64 [stages, options]: in each stage and kind, the first layers are
         recomputed whole, and those that follow cheaply."""
         found = []
-        for counts, (first, end) in zip(again.tolist(), pairwise(edges), strict=True):
+        for counts, (first, end) in zip(recomputed.tolist(), pairwise(edges), strict=True):
             whole: list[int] = []
             cheap: list[int] = []
             for cheap_option, whole_option in self.columns.pairs.tolist():
@@ -284,19 +287,19 @@ class LayoutProblem:
 
     def step_seconds(self, layout: Layout) -> float:
         """Return the simulated step time: mean over iterations of the slowest data-parallel rank."""
-        held, again = self.counts(layout)
-        return self.step_seconds_of_counts(held, again, layout.edges)
+        held, recomputed = self.counts(layout)
+        return self.step_seconds_of_counts(held, recomputed, layout.edges)
 
     def iteration_seconds(self, layout: Layout) -> Floats:
         """Return the simulated seconds of each iteration's slowest data-parallel rank: float64 [iterations]."""
-        held, again = self.counts(layout)
-        return self._slowest(self._case_seconds(held, again, layout.edges))
+        held, recomputed = self.counts(layout)
+        return self._slowest(self._case_seconds(held, recomputed, layout.edges))
 
-    def step_seconds_of_counts(self, held: Ints, again: Ints, edges: Sequence[int]) -> float:
+    def step_seconds_of_counts(self, held: Ints, recomputed: Ints, edges: Sequence[int]) -> float:
         """Return `step_seconds` from int64 [stages, columns] and [stages, options] counts and the cuts."""
-        return self.over_cases(self._case_seconds(held, again, edges))
+        return self.over_cases(self._case_seconds(held, recomputed, edges))
 
-    def _case_seconds(self, held: Ints, again: Ints, edges: Sequence[int]) -> Floats:
+    def _case_seconds(self, held: Ints, recomputed: Ints, edges: Sequence[int]) -> Floats:
         """Return the simulated seconds of every iteration on every data-parallel rank: float64 [cases]."""
         t, program = self.tables, self.program
         work = np.zeros((3, len(held), *t.forward.shape[1:]))
@@ -304,23 +307,23 @@ class LayoutProblem:
         layers = held.astype(np.float64)
         np.dot(layers, t.forward.reshape(len(t.forward), -1), out=forward)
         np.dot(layers, t.backward.reshape(len(t.backward), -1), out=backward)
-        if again.any():
-            backward += again @ t.recompute.reshape(len(t.recompute), -1)
+        if recomputed.any():
+            backward += recomputed @ t.recompute.reshape(len(t.recompute), -1)
         if program.split_backward:  # else there is no W
             np.dot(layers, t.weight.reshape(len(t.weight), -1), out=weight)
             backward -= weight
         work += self.profile.action_seconds
-        seconds = Seconds(work, self.transfers[np.array(edges[1:]) - 1], self.host_seconds(held, again))
+        seconds = Seconds(work, self.transfers[np.array(edges[1:]) - 1], self.host_seconds(held, recomputed))
         step = self.placement.by_rank(held @ t.step) + self.profile.iteration_seconds
         if self.beside:
             seconds, step = with_encoding(seconds, self.beside.seconds, self.beside.hops), step + self.beside.step
         return np.asarray((last_ends(program.rows, seconds) + step).max(axis=1))
 
-    def host_seconds(self, held: Ints, again: Ints) -> Floats:
+    def host_seconds(self, held: Ints, recomputed: Ints) -> Floats:
         """Return the seconds in which a host launches F, B and W, [3, stages]; counts as from `counts`."""
         t = self.tables
         forward = held @ t.host_forward
-        backward = held @ t.host_backward + again @ (t.host_forward[self.columns.of_option] * self.columns.whole)
+        backward = held @ t.host_backward + recomputed @ (t.host_forward[self.columns.of_option] * self.columns.whole)
         return np.stack([forward, backward, np.zeros_like(forward)]) + self.profile.host_action_seconds
 
     def over_cases(self, seconds: Floats) -> float:
@@ -333,19 +336,19 @@ class LayoutProblem:
 
     def stage_costs(self, layout: Layout, case: int = 0) -> StageCosts:
         """Return what `simulate` takes of the stages for one case (iteration x data-parallel rank)."""
-        held, again = self.counts(layout)
+        held, recomputed = self.counts(layout)
         t = self.tables
         at = [table[:, case] for table in (t.forward, t.backward, t.recompute, t.weight, t.load)]
         forward, backward, recompute, weight, load = at
-        kept = (held * t.kept) @ load - (again * t.saved) @ load[self.columns.of_option]
-        late = (held * t.late) @ load - (again * t.saved_late) @ load[self.columns.of_option]
-        transient = self.transient(held, again)
+        kept = (held * t.kept) @ load - (recomputed * t.saved) @ load[self.columns.of_option]
+        late = (held * t.late) @ load - (recomputed * t.saved_late) @ load[self.columns.of_option]
+        transient = self.transient(held, recomputed)
         action, places = self.profile.action_seconds, map(self.placement.rank_and_chunk, range(self.stages))
         once_a_rank = np.array([chunk == 0 for _, chunk in places])
         split = self.program.split_backward
         return StageCosts(
             forward=held @ forward + action,
-            backward=held @ backward + again @ recompute + action * (2 if split else 1),
+            backward=held @ backward + recomputed @ recompute + action * (2 if split else 1),
             weight=held @ weight + action * split,
             transfer=self.transfers[np.array(layout.edges[1:]) - 1, case],
             kept=kept,
@@ -353,7 +356,7 @@ class LayoutProblem:
             transient=np.broadcast_to(transient[:, None], kept.shape).copy(),
             fixed_bytes=held @ t.fixed + self.profile.overhead_bytes * once_a_rank,
             step=held @ t.step + self.profile.iteration_seconds * once_a_rank,
-            host=self.host_seconds(held, again),
+            host=self.host_seconds(held, recomputed),
         )
 
     def simulate(self, layout: Layout, case: int = 0) -> Simulation:

@@ -32,16 +32,16 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
     2. Take the first that fits.
     """
     held, everything = problem.counts(_everything(problem, edges))
-    again = np.zeros_like(everything)
+    recomputed = np.zeros_like(everything)
     for rank, mine in enumerate(problem.placement.stages_of):
         candidates = _counts_of_one_stage if problem.chunks == 1 else _counts_of_many_stages
         for counts in candidates(problem, rank, everything[mine]):
             if problem.rank_bytes(rank, held[mine], counts) <= problem.memory_bytes:
-                again[mine] = counts
+                recomputed[mine] = counts
                 break
         else:
             _refuse_misfits(problem, _everything(problem, edges))
-    return problem.layout(edges, again)
+    return problem.layout(edges, recomputed)
 
 
 def _counts_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:

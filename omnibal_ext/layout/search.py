@@ -109,9 +109,9 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
             layouts += [c.layout for c in find_layouts(problem, method, radius=radius, top_k=top_k)]
     tables = problem.tables
     whole = (tables.forward + tables.backward).sum(axis=(1, 2))
-    again = whole.copy()
-    again[problem.columns.of_option[problem.columns.whole]] += tables.recompute[problem.columns.whole].sum(axis=(1, 2))
-    weights = (whole, again)
+    recomputed, columns = whole.copy(), problem.columns
+    recomputed[columns.of_option[columns.whole]] += tables.recompute[columns.whole].sum(axis=(1, 2))
+    weights = (whole, recomputed)
     starts = [even_edges(problem.per_layer(weight), problem.stages) for weight in weights]
     return [Candidate(*one) for one in joint_search(problem, starts, layouts, seconds, top_k)]
 
@@ -134,7 +134,7 @@ def judge(problem: LayoutProblem, cuts: list[Edges], recompute: str = "fewest") 
 def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) -> Plan:
     """Make the plan of the first candidate; the others become its alternatives."""
     profile, best = problem.whole_profile, candidates[0]
-    layout = best.layout.moved(problem.links_beside)
+    layout = best.layout.moved(problem.layers_beside)
     return Plan.from_cuts(
         profile.chain,
         layout.edges[1:-1],
@@ -194,12 +194,12 @@ def _limits(problem: LayoutProblem, layout: Layout, seconds: Any, peaks: list[fl
 
 def _alternative(problem: LayoutProblem, best: Candidate, other: Candidate) -> dict[str, Any]:
     slower = other.step_seconds / best.step_seconds - 1
-    again = sum(map(len, other.layout.recompute)) - sum(map(len, best.layout.recompute))
+    whole = sum(map(len, other.layout.recompute)) - sum(map(len, best.layout.recompute))
     cheap = sum(map(len, other.layout.recompute_cheap)) - sum(map(len, best.layout.recompute_cheap))
     slowest, reference = (float(_rank_seconds(problem, c.layout).max()) for c in (other, best))
-    why = f"{slower:.2%} slower; its slowest rank works {slowest / reference - 1:+.2%}, {again:+d} recomputed layers"
+    why = f"{slower:.2%} slower; its slowest rank works {slowest / reference - 1:+.2%}, {whole:+d} recomputed layers"
     why += f", {cheap:+d} of which it is what is cheap" * bool(cheap)
-    layout = other.layout.moved(problem.links_beside)
+    layout = other.layout.moved(problem.layers_beside)
     edges = pairwise(layout.edges)
     stages = [StagePlan(layers, *layout.of_stage(number)).to_record() for number, layers in enumerate(edges)]
     predicted = predictions(problem, other.layout)

@@ -29,7 +29,7 @@ class State(NamedTuple):
     """[ranks, 2, 2, items] Microbatch and chunk of forwards, and of backwards; W follow the order of backwards."""
     edges: Ints
     """[stages + 1] Stage s holds layers edges[s] .. edges[s + 1] - 1."""
-    again: Ints
+    recomputed: Ints
     """[stages, options] Number of layers that are recomputed, see `tables.Columns`."""
     insertions: Ints
     """[2, ranks, microbatches] How many of `kinds` run before an E or V of a tower; `NONE`: it is not on this rank."""
@@ -40,7 +40,7 @@ class Costs(NamedTuple):
 
     seconds: Floats
     """[3, layers + 1, microbatches, cases] Prefix sums of F, B and W."""
-    again: Floats
+    recompute: Floats
     """[options, microbatches, cases] Seconds to recompute a layer."""
     transfers: Floats
     """[layers, microbatches, cases] Seconds to carry a layer's output."""
@@ -112,7 +112,7 @@ class Board(NamedTuple):
 @njit(cache=True)
 def board_of(state: State, costs: Costs) -> Board:  # pragma: no cover - compiled
     """Return an empty board of the right shapes."""
-    stages, microbatches, cases = state.edges.size - 1, costs.again.shape[1], costs.again.shape[2]
+    stages, microbatches, cases = state.edges.size - 1, costs.recompute.shape[1], costs.recompute.shape[2]
     actions = (3 if costs.split else 2) * state.orders.shape[3]
     done, ends = np.full((3, stages, microbatches), -2), np.empty((2, stages, microbatches, cases))
     return Board(done, ends, np.empty((state.kinds.shape[0], actions), dtype=np.int64))
@@ -121,7 +121,7 @@ def board_of(state: State, costs: Costs) -> Board:  # pragma: no cover - compile
 @njit(cache=True)
 def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compiled
     """Sum the costs of the state's layers by stage."""
-    stages, microbatches, cases = state.edges.size - 1, costs.again.shape[1], costs.again.shape[2]
+    stages, microbatches, cases = state.edges.size - 1, costs.recompute.shape[1], costs.recompute.shape[2]
     seconds, transfers = np.empty((3, stages, microbatches, cases)), np.empty((stages, microbatches, cases))
     taken, needs = np.empty((3, stages)), np.zeros((3, stages))
     room, step = costs.room.copy(), costs.rank_step.copy()
@@ -132,17 +132,18 @@ def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compi
                 for kind in range(3):
                     of_kind = costs.seconds[kind, end, m, case] - costs.seconds[kind, first, m, case]
                     seconds[kind, stage, m, case] = of_kind + costs.action_seconds
-                for option in range(costs.again.shape[0]):
-                    seconds[BACKWARD, stage, m, case] += state.again[stage, option] * costs.again[option, m, case]
+                for option in range(costs.recompute.shape[0]):
+                    recomputed = state.recomputed[stage, option]
+                    seconds[BACKWARD, stage, m, case] += recomputed * costs.recompute[option, m, case]
                 transfers[stage, m, case] = costs.transfers[end - 1, m, case]
         room[rank] -= costs.bytes[0, end] - costs.bytes[0, first]
         step[rank] += costs.step[end] - costs.step[first]
         kept = costs.bytes[1, end] - costs.bytes[1, first] + costs.received[first]
         late = costs.bytes[2, end] - costs.bytes[2, first]
-        for option in range(costs.again.shape[0]):
-            kept -= state.again[stage, option] * costs.saved[0, option]
-            late -= state.again[stage, option] * costs.saved[1, option]
-            if state.again[stage, option]:
+        for option in range(costs.recompute.shape[0]):
+            kept -= state.recomputed[stage, option] * costs.saved[0, option]
+            late -= state.recomputed[stage, option] * costs.saved[1, option]
+            if state.recomputed[stage, option]:
                 needs[BACKWARD, stage] = max(needs[BACKWARD, stage], costs.saved[0, option])
         taken[FORWARD, stage], taken[BACKWARD, stage], taken[WEIGHT, stage] = moved_bytes(kept, late)
         for kind in range(3):
@@ -163,7 +164,7 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
     seconds, transfers, taken, needs, room, step = stages
     done, ends, listed = board
     parts, hops, encoded, ranks_of, on_rank = costs.parts, costs.hops, costs.encoded, costs.ranks_of, costs.stages_of
-    (ranks, length), (_, microbatches, cases), items = kinds.shape, costs.again.shape, orders.shape[3]
+    (ranks, length), (_, microbatches, cases), items = kinds.shape, costs.recompute.shape, orders.shape[3]
     ahead, replicas, filling = costs.ahead, costs.replicas, length < listed.shape[1]
     seen, nexts = np.zeros((ranks, 3), dtype=np.int64), np.zeros((2, ranks), dtype=np.int64)
     held, clock, features = np.zeros(ranks), np.zeros((ranks, cases)), np.zeros((microbatches, cases))

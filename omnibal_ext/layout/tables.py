@@ -115,13 +115,13 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
     for name in profile.layers_apart:
         row, column = plain[chain_kind(name)], kinds.index(chain_kind(name))
         share = len(profile.layers_apart[name]) / max(1, profile.chain.count(chain_kind(name)))
-        again, more = _apart(row, _row(profile, packs, microbatches, split_backward, name), share)
-        rows[column] = (*rows[column][:-1], rows[column][-1] + again)
+        extra, more = _apart(row, _row(profile, packs, microbatches, split_backward, name), share)
+        rows[column] = (*rows[column][:-1], rows[column][-1] + extra)
         rows.append(more)
-    *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
+    *by_column, whole = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
     options = [_option(profile.layers.get(kind), level) for level, kind in columns.options]
     shares, saved, saved_late, offered = (np.array(values) for values in zip(*options, strict=True))
-    recompute = again[columns.of_option] * shares[:, None, None]
+    recompute = whole[columns.of_option] * shares[:, None, None]
     figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]
     return KindTables(*figures)
 

@@ -126,7 +126,7 @@ def _kept_choices(problem: LayoutProblem, costs: TowerCosts) -> Iterator[Kept]:
     if not costs.trained:
         yield Kept((), 0)
         return
-    share, vit = problem.microbatches / problem.ranks, costs.vit_links
+    share, vit = problem.microbatches / problem.ranks, costs.vit_layers
     yield from (Kept((), packs) for packs in dict.fromkeys((np.ceil(share), min(share, 2.0))))
     yield Kept(vit[::2], min(share, 2.0))
     yield Kept(vit, min(share, 3.0))
@@ -139,7 +139,7 @@ def _plan_kept(
     profile = problem.profile
     owners = owners_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
     parts = ((0,),) * problem.microbatches
-    tower = Tower(costs.links, owners, parts, "bubbles", kept.recompute, costs.rates)
+    tower = Tower(costs.layers, owners, parts, "bubbles", kept.recompute, costs.rates)
     beside = TowerBeside(tower, costs, profile, problem.ranks, problem.packs)
     share = largest_share(costs, costs.full_pack, profile.tensor_model_parallel_size)
     held, given = (
@@ -160,7 +160,7 @@ def _plan_kept(
                 f"pipeline rank {rank} needs {in_bytes(less)} for the tower beside the pipeline (copies, sums, "
                 f"what is kept and waits), of {in_bytes(problem.memory_bytes)}: cut the chain, or use more memory"
             )
-        rest = rest_profile(profile, costs.links)
+        rest = rest_profile(profile, costs.layers)
         language = replace(problem, profile=rest, memory_bytes=problem.memory_bytes - less)
         language, candidates = find_plan(language, method, seconds=seconds / 2, **options)
         search = partial(_best_insertions, problem, language, candidates[0].layout, beside, waiting)

@@ -19,7 +19,7 @@ class Modality:
     size: Size
     """With which the work of its layers grows."""
     kinds: tuple[str, str, str]
-    """Kinds of its links in a chain: what embeds, a layer, what follows the layers."""
+    """Kinds of its layers in a chain: what embeds, a layer, what follows the layers."""
     units: str
     """What messages call the size's units."""
     budget: str
@@ -35,8 +35,8 @@ class Modality:
     typical: int = 1
     """Units that an input is taken to have where nothing says how many."""
     projected_by: "Modality | None" = None
-    """Of further ones whose last link has no weights and gives rows: the modality behind them in the chain whose
-    projector makes tokens of the rows, a token each. None: the last link makes tokens."""
+    """Of further ones whose last layer has no weights and gives rows: the modality behind them in the chain whose
+    projector makes tokens of the rows, a token each. None: the last layer makes tokens."""
 
     def __hash__(self) -> int:
         """By the name, which no other has: a modality is the key of many mappings."""

@@ -211,7 +211,7 @@ class SubjectView:
         }
         if plan.tower:
             recomputed["recomputed"] |= set(plan.tower.recompute)
-        edges = self.subject.layout.moved(self.subject.problem.links_beside).edges
+        edges = self.subject.layout.moved(self.subject.problem.layers_beside).edges
         return draw.chain_svg(layer_names(plan.chain), edges, recomputed, weights)
 
     @property

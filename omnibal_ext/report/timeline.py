@@ -124,11 +124,11 @@ class Timeline:
 
 def layout_of(plan: Plan) -> Layout:
     """The plan's cuts and recomputed layers, numbered from the first layer that the pipeline holds."""
-    links = plan.tower.links if plan.tower else 0
-    edges = (links, *(stage.layers[1] for stage in plan.stages))
+    layers = plan.tower.layers if plan.tower else 0
+    edges = (layers, *(stage.layers[1] for stage in plan.stages))
     cheap = tuple(stage.recompute_cheap for stage in plan.stages)
     layout = Layout(edges, tuple(stage.recompute for stage in plan.stages), cheap if any(cheap) else ())
-    return layout.moved(-links)
+    return layout.moved(-layers)
 
 
 def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutProblem:
@@ -137,10 +137,10 @@ def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutP
     beside = None
     if plan.tower:
         beside = TowerBeside(
-            plan.tower, TowerCosts.of(profile, plan.tower.links), profile, plan.pipeline_model_parallel_size, packs
+            plan.tower, TowerCosts.of(profile, plan.tower.layers), profile, plan.pipeline_model_parallel_size, packs
         )
     return LayoutProblem(
-        rest_profile(profile, plan.tower.links if plan.tower else 0),
+        rest_profile(profile, plan.tower.layers if plan.tower else 0),
         plan.pipeline_model_parallel_size,
         plan.num_microbatches,
         plan.virtual_pipeline_model_parallel_size,
@@ -202,12 +202,12 @@ class _ActionSplit:
         if self.beside and action.kind in OF_TOWER:
             found = [SpanPart(*piece) for piece in self.beside.pieces(action.kind, self.case, action.microbatch)]
             return tuple(piece for piece in found if piece.seconds > 0)
-        found = self._of_links(self.tables, action, stage)
+        found = self._of_layers(self.tables, action, stage)
         if self.unexchanged is not None:
-            found = _with_exchange(found, self._of_links(self.unexchanged, action, stage))
+            found = _with_exchange(found, self._of_layers(self.unexchanged, action, stage))
         return (SpanPart(OTHER, PHASES[action.kind], self.action_seconds),) * (self.action_seconds > 0) + tuple(found)
 
-    def _of_links(self, t: KindTables, action: Action, stage: int) -> list[SpanPart]:
+    def _of_layers(self, t: KindTables, action: Action, stage: int) -> list[SpanPart]:
         if action.kind == "F":
             return self._by_part(t.forward, self.held[stage], action, "forward", KINDS)
         if action.kind == "W":

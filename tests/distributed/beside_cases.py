@@ -38,24 +38,24 @@ class Beside:
     """All ranks encode all microbatches; else some of them."""
     microbatches: int
     end: str = "word_embed"
-    """The link before which the tower ends."""
+    """The layer before which the tower ends."""
 
     def plan(self, chain: tuple[str, ...], ranks: int, tensor: int) -> Plan:
         """Cuts behind the tower, owners, parts and lists drawn; the same for both modes."""
         generator, case = random.Random(self.case.seed), self.case
-        links, stages = chain.index(self.end), ranks * case.chunks
-        edges = (links, *sorted(generator.sample(range(links + 1, len(chain)), stages - 1)), len(chain))
+        layers, stages = chain.index(self.end), ranks * case.chunks
+        edges = (layers, *sorted(generator.sample(range(layers + 1, len(chain)), stages - 1)), len(chain))
         whole = case.plan(chain, ranks)
         made = tuple(case._stage(chain, *slice_, generator) for slice_ in pairwise(edges))
         plan = replace(whole, stages=made, num_microbatches=self.microbatches, tensor_model_parallel_size=tensor)
-        layers = [link for link in range(links) if chain[link] in RECOMPUTABLE_KINDS]
+        layers = [layer for layer in range(layers) if chain[layer] in RECOMPUTABLE_KINDS]
         tower = Tower(
-            links,
-            tuple(generator.randrange(ranks * tensor) for _ in range(links)),
+            layers,
+            tuple(generator.randrange(ranks * tensor) for _ in range(layers)),
             tuple(self._ranks(ranks, generator) for _ in range(self.microbatches)),
             self.mode_of(plan),
             tuple(sorted(generator.sample(layers, min(2, len(layers))))) if self.kept == "recomputed" else (),
-            {size: 1.0 if size == "tiles" else generator.uniform(0.1, 3) for size in sizes_of(chain[:links])},
+            {size: 1.0 if size == "tiles" else generator.uniform(0.1, 3) for size in sizes_of(chain[:layers])},
         )
         lists = woven(case.schedule, case.chunks, ranks, tower, generator)
         words = tuple(" ".join(action.word for action in actions) for actions in lists)

@@ -41,7 +41,7 @@ from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.executor import open_channels as open_channels_along
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
-from megatron.vlm.pipeline.tower import owned_links
+from megatron.vlm.pipeline.tower import owned_layers
 from megatron.vlm.platform import CPU
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
@@ -299,7 +299,7 @@ IMAGE_TOKEN, FURTHER_TOKEN = 127, 126
 
 @dataclass(frozen=True)
 class Result:
-    """Mean loss of the global batch, and gradients by the names of the chain's links."""
+    """Mean loss of the global batch, and gradients by the names of the chain's layers."""
 
     loss: float
     gradients: dict[str, Tensor]
@@ -502,7 +502,7 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
         own = replace(chain, configs={**chain.configs, LANGUAGE: copy(chain.language)})  # as Megatron's providers
         return stirred(
             Stage(
-                own, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, owned=owned_links(plan, vp_stage)
+                own, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, owned=owned_layers(plan, vp_stage)
             )
         )
 

@@ -27,7 +27,7 @@ def main() -> None:
     untouched = sum(not weight.main_grad.any() for weight in weights)
     windows = harness.build_chain(get_args(), harness.NATIVE)
     vit = [KindMeasurement(get_args(), windows, kind, {"tiles": 16, "tokens": 8}).stage for kind in ("vit", "vit.1")]
-    whole = [[link.whole for link in stage.links.values()] for stage in vit]
+    whole = [[layer.whole for layer in stage.links.values()] for stage in vit]
     found = {kind: found.split.late_bytes for kind, found in measured.items()}
     harness.report(found | {"untouched": untouched, "whole": whole})
     torch.distributed.destroy_process_group()

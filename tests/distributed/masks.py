@@ -53,7 +53,7 @@ def run(args: Namespace, sequence_parallel: bool, way: str) -> dict[str, float]:
     """Share of wrong masks in one training pass of a stage, and how many an evaluation draws."""
     args.sequence_parallel = sequence_parallel
     chain = harness.build_chain(args, harness.SMALL)
-    layers = tuple(link for link, kind in enumerate(chain.kinds) if kind in RECOMPUTABLE_KINDS)
+    layers = tuple(layer for layer, kind in enumerate(chain.kinds) if kind in RECOMPUTABLE_KINDS)
     full, cheap = (layers if way == one else () for one in ("full", "cheap"))
     stage = Stage(chain, 0, len(chain.kinds), full, cheap)
     pack = harness.sample_packs(multiple=2)[7]

@@ -24,7 +24,7 @@ def test_every_case_equals_one_process(answers: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("model", "vit_layers"), [("features", 4), ("wide_norm", 4), ("layerless", 0)])
 def test_images_are_cut_everywhere_on_their_way(model: str, vit_layers: int) -> None:
-    """Between every two links of the models whose features jump, and of the one without a ViT, also where images come
+    """Between every two layers of the models whose features jump, and of the one without a ViT, also where images come
     with them: here, or in test_strict_transport.py."""
     chain = layer_chain(vit_layers, 4)
     first = {

@@ -16,7 +16,7 @@ def test_every_schedule_ends_with_the_gradients_of_one_process(answers: Path, na
     assert {(case.schedule, case.chunks) for case in cases} == set(SCHEDULES)
     assert {case.overlap for case in cases} == {False, True}
     assert {case.question.packs for case in cases} >= {"all", "text only", "one of many"}
-    # Buckets of a few weights: several reductions a link are under way.
+    # Buckets of a few weights: several reductions a layer are under way.
     flags = ("--overlap-grad-reduce", "--ddp-bucket-size", "1000")
     program = "tests.distributed.strict_transport"
     result = run_program(program, STRICT[name].ranks, "parity", name, str(answers), *flags)

@@ -20,7 +20,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", short_launches(TRAINING))
 def test_all_layouts_train_the_same_weights(weights: Path, name: str) -> None:
-    # Buckets of a few weights: several a link, so that data-parallel ranks could reduce and gather in different orders.
+    # Buckets of a few weights: several a layer, so that data-parallel ranks could reduce and gather in different
+    # orders.
     sharded = (
         ["--use-distributed-optimizer", "--overlap-grad-reduce", "--ddp-bucket-size", "500"] if "data" in name else []
     )

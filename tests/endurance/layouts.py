@@ -99,7 +99,7 @@ def drawn(seed: int) -> Draw:
     is_wide, is_replicated = ranks.data > 1 and draw.random() < 0.4, draw.random() < 0.4
     is_wide = is_wide and not harness.MODELS[model].further  # of which the loader refuses packs of several ranks
     schedules = cases.SCHEDULES if ranks.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1))
-    # Links that stages can share: a replicated tower leaves six.
+    # Layers that stages can share: a replicated tower leaves six.
     limit = 6 if is_replicated or model == cases.LAYERLESS else 12
     schedule = draw.choice([one for one in schedules if one[1] * ranks.pipeline <= limit])
     shares = ranks.tensor > 1 and (model in cases.SHARING or draw.random() < 0.5)

@@ -86,10 +86,10 @@ def plan_of(model: Any, ranks: tuple[int, int], frozen: tuple[str, ...], recompu
     from omnibal_ext.trained import Trained
 
     (tensor, pipeline), chain = ranks, model.chain
-    links = chain.index("word_embed")
-    edges = [links + (len(chain) - links) * stage // pipeline for stage in range(pipeline + 1)]
-    owners = tuple(link % (tensor * pipeline) for link in range(links))
-    tower = Tower(links, owners, (tuple(range(pipeline)),) * MICROBATCHES, "ahead" if frozen else "bubbles", recompute)
+    layers = chain.index("word_embed")
+    edges = [layers + (len(chain) - layers) * stage // pipeline for stage in range(pipeline + 1)]
+    owners = tuple(layer % (tensor * pipeline) for layer in range(layers))
+    tower = Tower(layers, owners, (tuple(range(pipeline)),) * MICROBATCHES, "ahead" if frozen else "bubbles", recompute)
     base = build_schedule("1f1b", pipeline, MICROBATCHES)
     lists = woven(base, in_time(base, MICROBATCHES, Placement.interleaved(pipeline), tower.beside))
     plan = Plan.from_cuts(

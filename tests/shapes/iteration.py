@@ -3,7 +3,7 @@
 iteration.py engine|local PRESET TENSOR_PARALLEL PIPELINE_PARALLEL TILES TOKENS...
 
 Megatron's DDP and the trainer with two schedules, all its meters, until it is known whether the optimizer steps; two
-links of every kind, one pack without images, one with a broken sample. Prints for each preset, schedule and rank what
+layers of every kind, one pack without images, one with a broken sample. Prints for each preset, schedule and rank what
 waits for the device within an iteration, and how many bytes the rank sent to its neighbours.
 """
 
@@ -152,10 +152,10 @@ def wrapped(args: Any, chain: Any, plan: Any) -> Any:
     from megatron.core.transformer.module import Float16Module
 
     from megatron.vlm.pipeline.stage import Stage
-    from megatron.vlm.pipeline.tower import owned_links
+    from megatron.vlm.pipeline.tower import owned_layers
 
     layers = plan.stages[parallel_state.get_pipeline_model_parallel_rank()].layers
-    stage = Stage(chain, *layers, owned=owned_links(plan, None))
+    stage = Stage(chain, *layers, owned=owned_layers(plan, None))
     device.move(stage, torch.bfloat16)
     stage.bfloat16 = lambda: stage  # weights cannot change in place
     settings = DistributedDataParallelConfig(overlap_grad_reduce=True, grad_reduce_in_fp32=True)

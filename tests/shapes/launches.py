@@ -60,11 +60,11 @@ def launches(name: str, packs: Sequence[Sequence[Sequence[int]]]) -> Work:
         pack = synthetic_pack(one, {"tiles": tiles}, lengths)
         pack = replace(pack, supervised=torch.empty(int(LEARNT * sum(lengths)), dtype=torch.long, device="cuda"))
         works = layer_works(model, {"tiles": max(1, tiles), "tokens": sum(lengths)}, 1)
-        for link, (kind, cost) in enumerate(zip(chain.kinds, names_in(model, one), strict=True)):
+        for layer, (kind, cost) in enumerate(zip(chain.kinds, names_in(model, one), strict=True)):
             if kind in ("patch_embed", "vit", "projector") and not tiles:
                 continue
             attention = works[cost].per_square * sum(length**2 for length in lengths) or works[cost].attention
-            for phase, (asked, share) in passes(Stage(chain, link, link + 1), pack).items():
+            for phase, (asked, share) in passes(Stage(chain, layer, layer + 1), pack).items():
                 asked["attention"][1] = attention * share
                 into = found.setdefault(f"{kind} {phase}", {work: [0.0, 0.0, 0.0] for work in asked})
                 for work, figures in asked.items():
@@ -73,7 +73,7 @@ def launches(name: str, packs: Sequence[Sequence[Sequence[int]]]) -> Work:
 
 
 def passes(stage: Any, pack: Any) -> dict[str, tuple[dict[str, list[float]], float]]:
-    """What a link asks for forward and backward, and attention's operations as a share of the forward's; without what
+    """What a layer asks for forward and backward, and attention's operations as a share of the forward's; without what
     is made once a pack."""
     import torch
     from shapes.counter import Count

@@ -78,24 +78,24 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     )
     MoEAuxLossAutoScaler.main_loss_backward_scale = torch.ones(1, device="cuda")  # as in an iteration
     found = {}
-    for link, (kind, cost) in enumerate(zip(chain.kinds, names_in(model, one), strict=True)):
-        stage = Stage(chain, link, link + 1)
+    for layer, (kind, cost) in enumerate(zip(chain.kinds, names_in(model, one), strict=True)):
+        stage = Stage(chain, layer, layer + 1)
         entering = None
-        if link:
+        if layer:
             shape = chain.shape_before(
-                link, pack, len(pack.media_of("tiles").positions) if kind == "word_embed" else None
+                layer, pack, len(pack.media_of("tiles").positions) if kind == "word_embed" else None
             )
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         found[cost] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
         if kind in RECOMPUTABLE_KINDS:
-            cheap, entering.grad = Stage(chain, link, link + 1, recompute_cheap=(link,)), None
+            cheap, entering.grad = Stage(chain, layer, layer + 1, recompute_cheap=(layer,)), None
             found[cost]["cheap"] = count(cheap, lambda s=cheap, e=entering: run(s, e, pack))
         if kind in ADAPTABLE_KINDS:
-            adapted, entering.grad = Stage(trained_by_adapters, link, link + 1), None
+            adapted, entering.grad = Stage(trained_by_adapters, layer, layer + 1), None
             found[cost]["adapted"] = count(adapted, lambda s=adapted, e=entering: run(s, e, pack))
-        split = Stage(late, link, link + 1)
+        split = Stage(late, layer, layer + 1)
         found[cost]["late"] = held_until_w(split, lambda s=split, e=entering: run(s, e, pack))
-        without_beside(found[cost], chain, link, pack)
+        without_beside(found[cost], chain, layer, pack)
     whole = Stage(chain, 0, len(chain.kinds))
     found["step"] = count(whole, lambda: weighted(whole(pack), pack))
     if engine and one.language.usual.activation == "silu":  # core's own layers know no other
@@ -110,16 +110,16 @@ def names_in(model: Any, one: Any) -> list[str]:
     return [names[pair] for pair in zip(one.chain, one.layers, strict=True)]
 
 
-def without_beside(found: Answer, chain: Any, link: int, pack: Any) -> None:
+def without_beside(found: Answer, chain: Any, layer: int, pack: Any) -> None:
     """What a layer reads of others, or sounds that pass it, lies in one tensor with the hidden states: a stage holds it
     once, however many layers read it."""
-    if chain.kinds[link] in ("vit", "llm"):
-        rows, _, width = chain.hidden_shape_before(link, pack)
-        beside = 2 * width * (chain.shape_before(link, pack)[0] - rows)
+    if chain.kinds[layer] in ("vit", "llm"):
+        rows, _, width = chain.hidden_shape_before(layer, pack)
+        beside = 2 * width * (chain.shape_before(layer, pack)[0] - rows)
         for way in (found, found.get("cheap"), found.get("adapted")):
             if way:
                 way["kept"] -= beside
-        found["late"] -= beside * (chain.kinds[link] == "llm")
+        found["late"] -= beside * (chain.kinds[layer] == "llm")
 
 
 def start(name: str, tensor: int) -> Namespace:

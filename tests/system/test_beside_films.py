@@ -70,4 +70,4 @@ def test_losses_fall_and_are_those_of_one_process_wherever_the_chain_is_cut(fold
         assert losses(folder, layout, 2, planned(layout)) == pytest.approx(one, rel=1e-5), layout
         tower = Plan.load(folder / layout / "plan.json").tower
         assert tower is not None
-        assert chain[tower.links] == end
+        assert chain[tower.layers] == end

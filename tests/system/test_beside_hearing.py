@@ -61,7 +61,7 @@ def test_losses_are_those_of_a_cut_pipeline_whichever_encoders_are_beside_it(fol
         assert alike(losses, cut), name
         plan = Plan.load(folder / name / "plan.json")
         assert plan.tower is not None
-        assert plan.chain[plan.tower.links] == LINKS[name]
+        assert plan.chain[plan.tower.layers] == LINKS[name]
         done = tool("report.py", "--run", folder / name, "--output", folder / f"{name}.html", "--json")
         assert len(json.loads(done.stdout)["step_seconds"]) == 2, "predicted and measured"
     saves = folder / "beside/checkpoints"

@@ -29,7 +29,7 @@ LINES = {
         "    TABLE: Counted(table.matrices, table.works, table.weights),\n    LANGUAGE: Counted(",
     ),
     "omnibal_ext/families/registry.py": ("    INTERNVL, LLAVA,", "    INTERNVL, LLAVA, TABULAR,"),
-    "megatron/vlm/models/encoders.py": ("FILM: FilmLinks()}", "FILM: FilmLinks(), TABLE: TableLinks()}"),
+    "megatron/vlm/models/encoders.py": ("FILM: FilmLayers()}", "FILM: FilmLayers(), TABLE: TableLayers()}"),
     "megatron/vlm/data/inputs/registry.py": ("FILM: FilmReader}", "FILM: FilmReader, TABLE: TableReader}"),
     "megatron/vlm/data/schemas/registry.py": ("FILM: films.SCHEMA}", "FILM: films.SCHEMA, TABLE: tables.SCHEMA}"),
     "megatron/vlm/data/formats/kinds.py": (
@@ -50,7 +50,7 @@ IMPORTS = {
     ),
     "omnibal_ext/families/registry.py": ("from omnibal_ext.families.tabular.family import FAMILY as TABULAR",),
     "megatron/vlm/models/encoders.py": (
-        "from megatron.vlm.models.tables import TableLinks", "from omnibal_ext.modalities.modality import TABLE"
+        "from megatron.vlm.models.tables import TableLayers", "from omnibal_ext.modalities.modality import TABLE"
     ),
     "megatron/vlm/data/inputs/registry.py": (
         "from megatron.vlm.data.inputs.tables import TableReader", "from omnibal_ext.modalities.modality import TABLE"

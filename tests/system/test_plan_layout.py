@@ -69,7 +69,7 @@ MODELS = {
     "internvl3.5-30b-a3b": (4, 1, 76),
     "qwen3.5-35b-a3b": (2, 8, 71),
 }
-"""Of each tensor- and expert-parallel size, and its links."""
+"""Of each tensor- and expert-parallel size, and its layers."""
 
 
 @pytest.mark.parametrize("name", short(MODELS, ("internvl3.5-30b-a3b", "qwen3.5-35b-a3b")))

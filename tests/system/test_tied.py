@@ -33,7 +33,7 @@ def make_model(folder: Path, target: Path) -> None:
 
 
 def save_plan(path: Path, model: Path, cuts: tuple[int, ...], **named: Any) -> Plan:
-    """A plan of the model in a folder, cut so many links behind the word embedding."""
+    """A plan of the model in a folder, cut so many layers behind the word embedding."""
     architecture = preset(str(model))
     assert architecture.tied
     words = architecture.chain.index("word_embed")
@@ -49,8 +49,8 @@ def save_ends_on_one_rank(path: Path, model: Path, schedule: str) -> None:
     named = {"num_microbatches": 2, "virtual_pipeline_model_parallel_size": 2}
     plan = save_plan(path, model, cuts, schedule=schedule, **named)
     embeds, heads = (
-        next(n for n, stage in enumerate(plan.stages) if stage.layers[0] <= link < stage.layers[1])
-        for link in (plan.chain.index("word_embed"), len(plan.chain) - 1)
+        next(n for n, stage in enumerate(plan.stages) if stage.layers[0] <= layer < stage.layers[1])
+        for layer in (plan.chain.index("word_embed"), len(plan.chain) - 1)
     )
     assert embeds != heads
     assert plan.placement.ranks_of[embeds] == plan.placement.ranks_of[heads]

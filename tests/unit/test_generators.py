@@ -27,13 +27,13 @@ ALLOWED = {
         "megatron.core.tensor_parallel.model_parallel_cuda_manual_seed",
     },
     "megatron/vlm/models/language.py": {"torch.nn.functional.dropout"},
-    "megatron/vlm/models/linear/gated_delta_net.py": {  # first weights, seeded by the chain for each link
+    "megatron/vlm/models/linear/gated_delta_net.py": {  # first weights, seeded by the chain for each layer
         "torch.empty(linear.groups * linear.convolved, linear.kernel).uniform_",
         "torch.empty(linear.heads).uniform_",
     },
     "megatron/vlm/models/norm.py": {"torch.nn.functional.dropout"},
     "megatron/vlm/models/vit/layers.py": {"torch.nn.functional.dropout", "torch.rand"},
-    "megatron/vlm/models/vit/links.py": {"torch.randn"},
+    "megatron/vlm/models/vit/encoder.py": {"torch.randn"},
     "megatron/vlm/no_cuda.py": {"torch.set_rng_state"},  # as torch.cuda's, where that is not
     "megatron/vlm/profiling/stage_pass.py": {"torch.randint", "torch.randn"},
     "megatron/vlm/prove/models.py": {"torch.manual_seed"},  # first weights, inside what puts it back

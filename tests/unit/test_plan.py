@@ -103,16 +103,16 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
 @pytest.mark.parametrize(
     ("tower", "fields", "message"),
     [
-        ({"links": 4}, {}, "4 links end elsewhere than before word_embed, link 5"),
-        ({"owners": (0, 1)}, {}, "2 owners for 5 links"),
+        ({"links": 4}, {}, "4 layers end elsewhere than before word_embed, layer 5"),
+        ({"owners": (0, 1)}, {}, "2 owners for 5 layers"),
         ({"owners": (0, 1, 2, 0, 1)}, {}, "vit.1 is owned by rank 2, but a replica has 2 x 1 ranks"),
         ({"parts": ((0, 1),)}, {}, "parts of 1 microbatches for 2"),
         ({"parts": ((0, 1), ())}, {}, r"parts of microbatch 1 are \[\]"),
         ({"parts": ((1, 0), (1,))}, {}, r"parts of microbatch 0 are \[1, 0\]; .* from 0 to 1, ascending"),
         ({"parts": ((0, 1), (2,))}, {}, r"parts of microbatch 1 are \[2\]"),
         ({"parts": ((0, 1), (0, 1))}, {}, r"rank 0 never does E\(microbatch 1, part 0\)"),
-        ({"recompute": (0,)}, {}, "recompute names link 0, which is no encoder's layer"),
-        ({"recompute": (6,)}, {}, "recompute names link 6, which is no encoder's layer"),
+        ({"recompute": (0,)}, {}, "recompute names layer 0, which is no encoder's layer"),
+        ({"recompute": (6,)}, {}, "recompute names layer 6, which is no encoder's layer"),
         ({"mode": "ahead"}, {}, "some of it is trained"),
         ({}, {"trained": Trained(("vit", "projector"))}, "all of it is frozen"),
         ({}, {"lists": ()}, "needs lists of actions"),
@@ -126,16 +126,16 @@ def test_a_tower_that_cannot_be_is_refused(tower: dict[str, Any], fields: dict[s
 
 def test_a_tower_that_hears_ends_behind_either_encoder_and_says_which_it_has() -> None:
     chain = layer_chain(3, 2, 1)
-    for links, sizes in ((8, ("frames", "tiles")), (3, ("frames",))):
+    for layers, sizes in ((8, ("frames", "tiles")), (3, ("frames",))):
         hears = dataclasses.replace(
-            TOWER, links=links, owners=(0,) * links, rates=dict.fromkeys(sizes, 1.0), recompute=(1,)
+            TOWER, layers=layers, owners=(0,) * layers, rates=dict.fromkeys(sizes, 1.0), recompute=(1,)
         )
         hears.validate(chain, (2, 1), 2, Trained())
         assert Tower.from_record(hears.to_record(), chain) == hears
-        with pytest.raises(UserError, match=f"sizes are tiles, but its links need {' '.join(sizes)}"):
+        with pytest.raises(UserError, match=f"sizes are tiles, but its layers need {' '.join(sizes)}"):
             dataclasses.replace(hears, rates={"tiles": 1.0}).validate(chain, (2, 1), 2, Trained())
-    with pytest.raises(UserError, match="before word_embed, link 8 or patch_embed, link 3"):
-        dataclasses.replace(TOWER, links=7, owners=(0,) * 7).validate(chain, (2, 1), 2, Trained())
+    with pytest.raises(UserError, match="before word_embed, layer 8 or patch_embed, layer 3"):
+        dataclasses.replace(TOWER, layers=7, owners=(0,) * 7).validate(chain, (2, 1), 2, Trained())
     assert not {"sizes", "tiles_per_frame"} & set(TOWER.to_record())
 
 
@@ -145,7 +145,7 @@ def test_links_of_the_tower_are_on_no_stage(tmp_path: Path) -> None:
         dataclasses.replace(_beside(), stages=stages).validate()
     record = _beside().to_record()
     for name, value, message in (
-        ("links", "5", "tower.links must be"),
+        ("links", "5", "tower.layers must be"),
         ("parts", [[0, 1], 1], r"tower.parts\[1\] must"),
         ("mode", "x", "tower.mode must be one of"),
         ("again", 1, "tower.again must be"),

@@ -21,7 +21,7 @@ RATES = {"vit": 1e-4, "projector": 1e-3}
     ],
 )  # fmt: skip
 def test_each_weight_has_the_rate_of_its_part(name: str, part: str | None) -> None:
-    """The ViT's last norm that of the ViT, though it lies in the projector's link."""
+    """The ViT's last norm that of the ViT, though it lies in the projector's layer."""
     given = {f"weight_decay_{one}": None for one in RATES} | {f"lr_{one}": rate for one, rate in RATES.items()}
     overrides = part_overrides(Namespace(lr=1e-2, min_lr=0.0, **given))
     found = [one["max_lr"] for key, one in overrides.items() if key.matches(torch.nn.Parameter(torch.ones(1)), name)]

@@ -52,14 +52,14 @@ def entering_words(cut: int) -> Tensor:
     """What enters the word embedding, behind stages that begin at 0 and at `cut`: each projector gives its tokens."""
     carrier = Carrier(tuple(encoder_extras(CHAIN, FEATURES, WIDTH))).at(TOKENS)
     found = carrier.split(0, None)
-    for link, kind in enumerate(CHAIN[:WORDS]):
-        if link == cut:
-            found = carrier.split(link, carrier.joined(link, found))
-        modality = ENCODERS[link // 4]
-        given = tokens_of(modality) if kind == modality.kinds[2] else torch.full((7, 1, WIDTH), float(link))
-        made = [one for one in carrier.extras if one.giver == link and not one.passing]
+    for layer, kind in enumerate(CHAIN[:WORDS]):
+        if layer == cut:
+            found = carrier.split(layer, carrier.joined(layer, found))
+        modality = ENCODERS[layer // 4]
+        given = tokens_of(modality) if kind == modality.kinds[2] else torch.full((7, 1, WIDTH), float(layer))
+        made = [one for one in carrier.extras if one.giver == layer and not one.passing]
         out = (given, *[-given] * len(made)) if kind == "projector" else given
-        found = carrier.through(link, found, lambda *_, out=out: out)
+        found = carrier.through(layer, found, lambda *_, out=out: out)
     return carrier.joined(WORDS, found)
 
 
@@ -75,13 +75,13 @@ def test_tokens_enter_the_words_in_the_order_of_a_replicated_tower(cut: int) -> 
 
 
 @pytest.mark.parametrize("links", [4, 8, 12])
-def test_behind_the_first_encoders_there_passes_what_passes_there_in_the_whole_chain(links: int) -> None:
+def test_behind_the_first_encoders_there_passes_what_passes_there_in_the_whole_chain(layers: int) -> None:
     def passing(chain: tuple[str, ...], first: int) -> dict[str, list[bool]]:
         extras = [one for one in encoder_extras(chain, FEATURES, WIDTH) if one.passing]
-        after = {one.name: [one.enters(link) for link in range(first, len(chain) + 1)] for one in extras}
+        after = {one.name: [one.enters(layer) for layer in range(first, len(chain) + 1)] for one in extras}
         return {name: enters for name, enters in after.items() if any(enters)}
 
-    assert passing(CHAIN[links:], 1) == passing(CHAIN, links + 1)
+    assert passing(CHAIN[layers:], 1) == passing(CHAIN, layers + 1)
 
 
 def test_layouts_are_named_by_a_models_own_encoders() -> None:

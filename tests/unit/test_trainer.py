@@ -17,7 +17,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.vlm import pretrain
 from megatron.vlm.ending import UnfinishedError
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models import again
+from megatron.vlm.models import recompute
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
@@ -101,14 +101,14 @@ def test_the_loss_is_weighed_as_the_flag_says(case: tuple[Trainer, Any]) -> None
 def test_what_the_plan_recomputes_runs_twice_and_the_rest_once(case: tuple[Trainer, Any]) -> None:
     """Counted where the work is done: forwards of a layer."""
     trainer, model = case
-    counts, links = Counter[int](), enumerate(model[0].module.links.values())
-    hooks = [module.register_forward_hook(lambda *_, link=link: counts.update([link])) for link, module in links]
+    counts, layers = Counter[int](), enumerate(model[0].module.links.values())
+    hooks = [module.register_forward_hook(lambda *_, layer=layer: counts.update([layer])) for layer, module in layers]
     run(trainer, model, [harness.sample_packs()[0]])
     for hook in hooks:
         hook.remove()
     # Nothing before the first trained part has a backward pass, so there is nothing to recompute for.
     idle = {"vit"} if trainer.args.freeze == ["vit"] else set()
-    assert counts == {link: 1 + (link in RECOMPUTED and kind not in idle) for link, kind in enumerate(CHAIN)}
+    assert counts == {layer: 1 + (layer in RECOMPUTED and kind not in idle) for layer, kind in enumerate(CHAIN)}
 
 
 def test_cheap_outputs_are_computed_again_where_the_plan_says(
@@ -116,13 +116,13 @@ def test_cheap_outputs_are_computed_again_where_the_plan_says(
 ) -> None:
     """Two norms and an activation of each layer it names, where there is a backward pass."""
     trainer, model = case
-    ran, outcome = [], again._outcome
+    ran, outcome = [], recompute._outcome
 
     def count(node: Any) -> Any:
         ran.append(node.outcome is None)
         return outcome(node)
 
-    monkeypatch.setattr(again, "_outcome", count)
+    monkeypatch.setattr(recompute, "_outcome", count)
     run(trainer, model, [harness.sample_packs()[0]])
     assert sum(ran) == 3 * len(CHEAP) - 3 * (trainer.args.freeze == ["vit"])
 

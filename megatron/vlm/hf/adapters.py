@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.hf.finite import Broken
-from megatron.vlm.hf.forms import Link, join, split
+from megatron.vlm.hf.forms import Scope, join, split
 from megatron.vlm.hf.names import WeightSource, table_name
 from megatron.vlm.hf.peft_config import (
     MERGE,
@@ -57,7 +57,7 @@ class AdaptedLayer:
     theirs: tuple[str, ...]
     """Names of the Hugging Face layers, in the tables' spelling (`hf/names.py`)."""
     form: str
-    link: Link
+    scope: Scope
 
     @property
     def adapter_name(self) -> str:
@@ -78,13 +78,13 @@ class AdaptedLayer:
         """Split our a and b into A and B by Hugging Face layer, without the padding for tensor parallelism."""
         a, b = a[:, : self.matrix.columns], b[: self.matrix.rows]
         b = b if self.rank_factor == 1 else wide(b, self._mask(b))
-        both = zip(a.chunk(len(self.theirs)), split(self.form, b, self.link), strict=True)
+        both = zip(a.chunk(len(self.theirs)), split(self.form, b, self.scope), strict=True)
         return dict(zip(self.theirs, both, strict=True))
 
     def join(self, theirs: Mapping[str, tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
         """Join A and B by Hugging Face layer to our a and b; missing layers are 0. Raises UserError for another
         rank."""
-        rows = [len(part) for part in split(self.form, torch.empty(self.matrix.rows, 1, device="meta"), self.link)]
+        rows = [len(part) for part in split(self.form, torch.empty(self.matrix.rows, 1, device="meta"), self.scope)]
         pairs = []
         for name, count in zip(self.theirs, rows, strict=True):
             zeros = torch.zeros(rank, self.matrix.columns), torch.zeros(count, rank)
@@ -97,7 +97,7 @@ class AdaptedLayer:
             if a.shape[0] not in (rank, rank * self.rank_factor):
                 raise UserError(f"{name}: has rank {a.shape[0]}, others {rank}; adapters of one rank are read")
             pairs.append((a, b))
-        a, b = torch.cat([a for a, _ in pairs]), join(self.form, [b for _, b in pairs], self.link)
+        a, b = torch.cat([a for a, _ in pairs]), join(self.form, [b for _, b in pairs], self.scope)
         if b.shape[1] == rank:
             return a.repeat(self.matrix.parts * rank // len(a), 1), b
         own = b.unflatten(1, (self.matrix.parts, rank))[torch.arange(len(b)), part_of_rows(self.matrix, len(b), 0)]
@@ -121,13 +121,13 @@ def adapted_layers(architecture: Architecture, sources: Mapping[str, WeightSourc
     names = (name.replace(".", "_") for name in layer_names(architecture.chain))
     kinds = dict(zip(names, zip(architecture.chain, architecture.cost_kinds, strict=True), strict=True))
     for weight, source in sources.items():
-        link, _, inner = weight.removeprefix("links.").removesuffix(".weight").partition(".")
-        kind, cost = kinds[link]
+        layer, _, inner = weight.removeprefix("links.").removesuffix(".weight").partition(".")
+        kind, cost = kinds[layer]
         for matrix in matrices.get(cost, ()):
             if matrix.name == inner and weight.endswith(".weight"):
                 theirs = tuple(table_name(name, family).removesuffix(".weight") for name in source.theirs)
                 name = weight.removesuffix(".weight")
-                found[weight] = AdaptedLayer(name, matrix, PART_OF[kind], theirs, source.form, source.link)
+                found[weight] = AdaptedLayer(name, matrix, PART_OF[kind], theirs, source.form, source.scope)
     return found
 
 

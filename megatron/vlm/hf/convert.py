@@ -115,7 +115,7 @@ class KeyMap:
         for dim, size in enumerate(wanted):
             tensor = tensor.narrow(dim, 0, size)
         source = self.sources[ours]
-        return dict(zip(source.theirs, split(source.form, tensor, source.link), strict=True))
+        return dict(zip(source.theirs, split(source.form, tensor, source.scope), strict=True))
 
 
 def _joined(ours: str, source: WeightSource, stored: Mapping[str, Stored], architecture: Architecture) -> Tensor:
@@ -138,7 +138,7 @@ def _joined(ours: str, source: WeightSource, stored: Mapping[str, Stored], archi
 
 def _join(source: WeightSource, tensors: Iterable[Tensor]) -> Tensor:
     parts = [tensor if source.chunk is None else source.chunk.of(tensor) for tensor in tensors]
-    return join(source.form, parts, source.link)
+    return join(source.form, parts, source.scope)
 
 
 def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> KeyMap:

@@ -33,7 +33,7 @@ from omnibal_ext.modalities.modality import ENCODED, Modality
 
 
 @dataclass(frozen=True)
-class Link:
+class Scope:
     """A weight's model and, for language layers, its layer."""
 
     model: Architecture
@@ -51,50 +51,50 @@ class Link:
 class Form:
     """A pair of conversions: `join` Hugging Face's tensors to ours, `split` ours (callers restore leading sizes)."""
 
-    join: Callable[[Sequence[Tensor], Link], Tensor]
-    split: Callable[[Tensor, Link], tuple[Tensor, ...]]
+    join: Callable[[Sequence[Tensor], Scope], Tensor]
+    split: Callable[[Tensor, Scope], tuple[Tensor, ...]]
 
 
-def _same(tensors: Sequence[Tensor], _: Link) -> Tensor:
+def _same(tensors: Sequence[Tensor], _: Scope) -> Tensor:
     (tensor,) = tensors
     return tensor
 
 
-def _tokens(tensors: Sequence[Tensor], _: Link) -> Tensor:
+def _tokens(tensors: Sequence[Tensor], _: Scope) -> Tensor:
     """Reshape any shape that ends in the width to [tokens, 1, width]."""
     (tensor,) = tensors
     return tensor.reshape(-1, 1, tensor.shape[-1])
 
 
-def _row(tensors: Sequence[Tensor], _: Link) -> Tensor:
+def _row(tensors: Sequence[Tensor], _: Scope) -> Tensor:
     (tensor,) = tensors
     return tensor.reshape(1, -1)
 
 
-def _join_squares(tensors: Sequence[Tensor], link: Link) -> Tensor:
+def _join_squares(tensors: Sequence[Tensor], scope: Scope) -> Tensor:
     """Reorder a matrix over squares of patches: [out, in x patches] -> [out, patches x in]."""
-    weight = _same(tensors, link)
-    return weight.reshape(len(weight), -1, link.model.shuffle**2).mT.flatten(1)
+    weight = _same(tensors, scope)
+    return weight.reshape(len(weight), -1, scope.model.shuffle**2).mT.flatten(1)
 
 
-def _split_squares(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    return (tensor.reshape(len(tensor), link.model.shuffle**2, -1).mT,)
+def _split_squares(tensor: Tensor, scope: Scope) -> tuple[Tensor, ...]:
+    return (tensor.reshape(len(tensor), scope.model.shuffle**2, -1).mT,)
 
 
-def _alone(tensor: Tensor, _: Link) -> tuple[Tensor, ...]:
+def _alone(tensor: Tensor, _: Scope) -> tuple[Tensor, ...]:
     return (tensor,)
 
 
-def _stack(tensors: Sequence[Tensor], _: Link) -> Tensor:
+def _stack(tensors: Sequence[Tensor], _: Scope) -> Tensor:
     return torch.cat(list(tensors))
 
 
-def _stack_experts(tensors: Sequence[Tensor], _: Link) -> Tensor:
+def _stack_experts(tensors: Sequence[Tensor], _: Scope) -> Tensor:
     """Stack gate, up of each expert in turn, each [inner, width], to [experts, 2 * inner, width]."""
     return torch.stack([torch.cat(halves) for halves in zip(tensors[::2], tensors[1::2], strict=True)])
 
 
-def _split_experts(tensor: Tensor, _: Link) -> tuple[Tensor, ...]:
+def _split_experts(tensor: Tensor, _: Scope) -> tuple[Tensor, ...]:
     return tuple(half for expert in tensor for half in expert.chunk(2))
 
 
@@ -109,30 +109,30 @@ def _split_groups(tensor: Tensor, groups: int, sizes: list[int]) -> tuple[Tensor
     return tuple(part.flatten(0, 1) for part in parts)
 
 
-def _grouped(rows: Callable[[Link], tuple[int, list[int]]], packed: int = 1) -> Form:
+def _grouped(rows: Callable[[Scope], tuple[int, list[int]]], packed: int = 1) -> Form:
     """Make the form of parts that lie group by group here, one behind the other there; the first `packed` in one
     tensor.
 
     `rows`: the number of groups, and the rows of each part in one of them.
     """
 
-    def joined(tensors: Sequence[Tensor], link: Link) -> Tensor:
-        groups, sizes = rows(link)
+    def joined(tensors: Sequence[Tensor], scope: Scope) -> Tensor:
+        groups, sizes = rows(scope)
         first = tensors[0].split([groups * size for size in sizes[:packed]])
         return _join_groups([*first, *tensors[1:]], groups)
 
-    def apart(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-        parts = _split_groups(tensor, *rows(link))
+    def apart(tensor: Tensor, scope: Scope) -> tuple[Tensor, ...]:
+        parts = _split_groups(tensor, *rows(scope))
         return torch.cat(parts[:packed]), *parts[packed:]
 
     return Form(joined, apart)
 
 
-def _rows_of(modality: Modality) -> Callable[[Link], tuple[int, list[int]]]:
+def _rows_of(modality: Modality) -> Callable[[Scope], tuple[int, list[int]]]:
     """Return the `rows` of `_grouped` for an encoder: query, key, value of each head."""
 
-    def rows(link: Link) -> tuple[int, list[int]]:
-        sizes = link.model.sizes(modality)
+    def rows(scope: Scope) -> tuple[int, list[int]]:
+        sizes = scope.model.sizes(modality)
         return sizes.heads, [sizes.hidden_size // sizes.heads] * 3
 
     return rows
@@ -144,87 +144,87 @@ def _encoder_forms(modality: Modality) -> dict[str, Form]:
     rows = _rows_of(modality)
     apart = _grouped(rows)
     without = Form(
-        lambda tensors, link: apart.join([tensors[0], torch.zeros_like(tensors[0]), tensors[1]], link),
-        lambda tensor, link: apart.split(tensor, link)[::2],
+        lambda tensors, scope: apart.join([tensors[0], torch.zeros_like(tensors[0]), tensors[1]], scope),
+        lambda tensor, scope: apart.split(tensor, scope)[::2],
     )
     name = modality.name
     return {f"{name}_qkv": apart, f"{name}_packed_qkv": _grouped(rows, packed=3), f"{name}_qv": without}
 
 
-def _language_rows(link: Link) -> tuple[int, list[int]]:
-    groups, width = link.attention.kv_heads, link.attention.head_dim
-    return groups, [link.attention.heads // groups * width, width, width]
+def _language_rows(scope: Scope) -> tuple[int, list[int]]:
+    groups, width = scope.attention.kv_heads, scope.attention.head_dim
+    return groups, [scope.attention.heads // groups * width, width, width]
 
 
-def _rows_without_values(link: Link) -> tuple[int, list[int]]:
-    groups, sizes = _language_rows(link)
+def _rows_without_values(scope: Scope) -> tuple[int, list[int]]:
+    groups, sizes = _language_rows(scope)
     return groups, sizes[:2]
 
 
-def _linear_rows(link: Link) -> tuple[int, list[int]]:
+def _linear_rows(scope: Scope) -> tuple[int, list[int]]:
     """Return the `rows` of `_grouped` for q, k, v, z, b, a of linear attention."""
-    assert link.layer is not None
-    linear = link.layer.linear
+    assert scope.layer is not None
+    linear = scope.layer.linear
     assert linear is not None
     values, heads = linear.heads_a_group * linear.value_width, linear.heads_a_group
     return linear.groups, [linear.key_width, linear.key_width, values, values, heads, heads]
 
 
-def _convolved_rows(link: Link) -> tuple[int, list[int]]:
-    groups, sizes = _linear_rows(link)
+def _convolved_rows(scope: Scope) -> tuple[int, list[int]]:
+    groups, sizes = _linear_rows(scope)
     return groups, sizes[:3]
 
 
 LANGUAGE_QKV, CONVOLVED = _grouped(_language_rows), _grouped(_convolved_rows, packed=3)
 
 
-def _halves(tensor: Tensor, link: Link) -> Tensor:
+def _halves(tensor: Tensor, scope: Scope) -> Tensor:
     """Reorder rotary pairs (0, 1), (2, 3), ... of each head to all first numbers, then all second ones."""
-    return _reordered(tensor, link, lambda turning: turning.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))
+    return _reordered(tensor, scope, lambda turning: turning.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))
 
 
-def _neighbours(tensor: Tensor, link: Link) -> Tensor:
-    return _reordered(tensor, link, lambda turning: turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
+def _neighbours(tensor: Tensor, scope: Scope) -> Tensor:
+    return _reordered(tensor, scope, lambda turning: turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
 
 
-def _reordered(tensor: Tensor, link: Link, order: Callable[[Tensor], Tensor]) -> Tensor:
-    heads = tensor.unflatten(0, (-1, link.attention.head_dim))
-    width = link.attention.rotary_width
+def _reordered(tensor: Tensor, scope: Scope, order: Callable[[Tensor], Tensor]) -> Tensor:
+    heads = tensor.unflatten(0, (-1, scope.attention.head_dim))
+    width = scope.attention.rotary_width
     return torch.cat([order(heads[:, :width]), heads[:, width:]], dim=1).flatten(0, 1)
 
 
-def _join_neighbours(tensors: Sequence[Tensor], link: Link) -> Tensor:
+def _join_neighbours(tensors: Sequence[Tensor], scope: Scope) -> Tensor:
     query, key, value = tensors
-    return LANGUAGE_QKV.join([_halves(query, link), _halves(key, link), value], link)
+    return LANGUAGE_QKV.join([_halves(query, scope), _halves(key, scope), value], scope)
 
 
-def _split_neighbours(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    query, key, value = LANGUAGE_QKV.split(tensor, link)
-    return _neighbours(query, link), _neighbours(key, link), value
+def _split_neighbours(tensor: Tensor, scope: Scope) -> tuple[Tensor, ...]:
+    query, key, value = LANGUAGE_QKV.split(tensor, scope)
+    return _neighbours(query, scope), _neighbours(key, scope), value
 
 
-def _gated(tensors: Sequence[Tensor], link: Link) -> Tensor:
+def _gated(tensors: Sequence[Tensor], scope: Scope) -> Tensor:
     """Join query | gate of each head, key, value to queries, gates, key, value of each group."""
     both, *others = tensors
-    width = link.attention.head_dim
+    width = scope.attention.head_dim
     heads = both.reshape(-1, 2, width, *both.shape[1:])
-    return _join_groups([heads[:, 0].flatten(0, 1), heads[:, 1].flatten(0, 1), *others], link.attention.kv_heads)
+    return _join_groups([heads[:, 0].flatten(0, 1), heads[:, 1].flatten(0, 1), *others], scope.attention.kv_heads)
 
 
-def _split_gated(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    groups, (queries, width, _) = _language_rows(link)
+def _split_gated(tensor: Tensor, scope: Scope) -> tuple[Tensor, ...]:
+    groups, (queries, width, _) = _language_rows(scope)
     query, gate, key, value = _split_groups(tensor, groups, [queries, queries, width, width])
     heads = [part.reshape(-1, 1, width, *part.shape[1:]) for part in (query, gate)]
     return torch.cat(heads, dim=1).flatten(0, 2), key, value
 
 
-def _join_patches(tensors: Sequence[Tensor], link: Link) -> Tensor:
-    side = link.model.vision.patch_size
+def _join_patches(tensors: Sequence[Tensor], scope: Scope) -> Tensor:
+    side = scope.model.vision.patch_size
     (weight,) = tensors
     return weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2).unsqueeze(2).contiguous()
 
 
-def _split_patches(tensor: Tensor, _: Link) -> tuple[Tensor, ...]:
+def _split_patches(tensor: Tensor, _: Scope) -> tuple[Tensor, ...]:
     return (tensor.squeeze(2).permute(0, 2, 3, 1).flatten(1),)
 
 
@@ -232,9 +232,9 @@ FORMS = {
     "same": Form(_same, _alone),
     "tokens": Form(_tokens, _alone),
     "row": Form(_row, _alone),
-    "one_frame": Form(lambda tensors, link: _same(tensors, link).unsqueeze(2), _alone),
+    "one_frame": Form(lambda tensors, scope: _same(tensors, scope).unsqueeze(2), _alone),
     "squares": Form(_join_squares, _split_squares),
-    "transposed": Form(lambda tensors, link: _same(tensors, link).mT, lambda tensor, _: (tensor.mT,)),
+    "transposed": Form(lambda tensors, scope: _same(tensors, scope).mT, lambda tensor, _: (tensor.mT,)),
     "experts": Form(lambda tensors, _: torch.stack(list(tensors)), lambda tensor, _: tensor.unbind()),
     "stacked_experts": Form(_stack_experts, _split_experts),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
@@ -246,16 +246,18 @@ FORMS = {
     ),
     "patches": Form(_join_patches, _split_patches),
     "pixels": Form(
-        lambda tensors, link: _join_patches(tensors, link).flatten(),
-        lambda tensor, link: _split_patches(tensor.view(1, 3, 1, link.model.vision.patch_size, -1), link),
+        lambda tensors, scope: _join_patches(tensors, scope).flatten(),
+        lambda tensor, scope: _split_patches(tensor.view(1, 3, 1, scope.model.vision.patch_size, -1), scope),
     ),
     "axes": Form(
-        lambda tensors, link: _same(tensors, link).transpose(0, 1), lambda tensor, _: (tensor.transpose(0, 1),)
+        lambda tensors, scope: _same(tensors, scope).transpose(0, 1), lambda tensor, _: (tensor.transpose(0, 1),)
     ),
     "neighbours_qkv": Form(_join_neighbours, _split_neighbours),
     "gated_qkv": Form(_gated, _split_gated),
     "linear": _grouped(_linear_rows, packed=3),
-    "convolution": Form(lambda tensors, link: CONVOLVED.join([_same(tensors, link).flatten(1)], link), CONVOLVED.split),
+    "convolution": Form(
+        lambda tensors, scope: CONVOLVED.join([_same(tensors, scope).flatten(1)], scope), CONVOLVED.split
+    ),
 }
 
 
@@ -266,11 +268,11 @@ def resolve_form(form: str, stored: Sequence[int], wanted: Sequence[int]) -> str
     return "same" if tuple(stored) == tuple(wanted) else "transposed"
 
 
-def join(form: str, tensors: Sequence[Tensor], link: Link) -> Tensor:
+def join(form: str, tensors: Sequence[Tensor], scope: Scope) -> Tensor:
     """Join Hugging Face's tensors to our weight."""
-    return FORMS[form].join(tensors, link)
+    return FORMS[form].join(tensors, scope)
 
 
-def split(form: str, tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
+def split(form: str, tensor: Tensor, scope: Scope) -> tuple[Tensor, ...]:
     """Split our weight into Hugging Face's tensors."""
-    return FORMS[form].split(tensor, link)
+    return FORMS[form].split(tensor, scope)

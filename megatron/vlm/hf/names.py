@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from torch import Tensor
 
-from megatron.vlm.hf.forms import Link
+from megatron.vlm.hf.forms import Scope
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import layer_names
 from omnibal_ext.families.family import Family
@@ -44,7 +44,7 @@ class WeightSource:
 
     theirs: tuple[str, ...]
     form: str
-    link: Link
+    scope: Scope
     chunk: "TensorChunk | None" = None
     """Chunk of theirs that ours is; None: all of it."""
 
@@ -99,18 +99,19 @@ def sources(
     separate = any(re.search(FIRST_EXPERT, name) for name in stored)
     table = (*tower.weights, *(words.weights_apart if separate and words.weights_apart else words.weights))
     found, counts = {}, Counter(architecture.chain)
-    links = zip(architecture.chain, layer_names(architecture.chain), architecture.layers, strict=True)
-    for kind, link, layer in links:
-        number, where = link.partition(".")[2], Link(architecture, layer if isinstance(layer, Layer) else None)
-        for weight in _present_weights(table, kind, where):
+    layers = zip(architecture.chain, layer_names(architecture.chain), architecture.layers, strict=True)
+    for kind, name, layer in layers:
+        number, scope = name.partition(".")[2], Scope(architecture, layer if isinstance(layer, Layer) else None)
+        for weight in _present_weights(table, kind, scope):
             features = range(len(architecture.vision.feature_layers)) if "{f}" in weight.ours else (0,)
             for feature in map(str, features):
                 names = tuple(
-                    name.replace("{n}", number).replace("{f}", feature) for name in _of_experts(weight, architecture)
+                    theirs.replace("{n}", number).replace("{f}", feature)
+                    for theirs in _of_experts(weight, architecture)
                 )
                 ours = weight.ours.replace("{f}", feature)
                 chunk = None if weight.part_of is None else TensorChunk(weight.part_of, int(number), counts[kind])
-                found[f"links.{link.replace('.', '_')}.{ours}"] = WeightSource(names, weight.form, where, chunk)
+                found[f"links.{name.replace('.', '_')}.{ours}"] = WeightSource(names, weight.form, scope, chunk)
     return found
 
 
@@ -122,9 +123,9 @@ def _of_experts(weight: Weight, architecture: Architecture) -> tuple[str, ...]:
     return tuple(name.replace("{e}", str(expert)) for expert in range(experts.count) for name in weight.theirs)
 
 
-def _present_weights(table: Iterable[Weight], kind: str, link: Link) -> Iterator[Weight]:
+def _present_weights(table: Iterable[Weight], kind: str, scope: Scope) -> Iterator[Weight]:
     for weight in table:
-        layer, of_layers = link.layer, weight.of_layers
+        layer, of_layers = scope.layer, weight.of_layers
         is_here = weight.kind == kind and (layer is None or of_layers is None or of_layers(layer))
-        if is_here and (not weight.when or attrgetter(weight.when)(layer or link.model)):
+        if is_here and (not weight.when or attrgetter(weight.when)(layer or scope.model)):
             yield weight

@@ -12,13 +12,13 @@ from omnibal_ext.modalities.weights import Shape
 
 def weight_shape(ours: str, model: Architecture) -> Shape:
     """Return a weight's unsharded shape by its name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
-    _, link, weight = ours.split(".", 2)
-    return _shapes(_cost_kinds(model)[link], model)[weight]
+    _, layer, weight = ours.split(".", 2)
+    return _shapes(_cost_kinds(model)[layer], model)[weight]
 
 
 @lru_cache(maxsize=16)
 def _cost_kinds(model: Architecture) -> dict[str, str]:
-    """Return the cost key of every link, by its name in checkpoints, such as `vit_3`."""
+    """Return the cost key of every layer, by its name in checkpoints, such as `vit_3`."""
     names = (name.replace(".", "_") for name in layer_names(model.chain))
     return dict(zip(names, model.cost_kinds, strict=True))
 

@@ -99,14 +99,14 @@ class Adapter(torch.nn.Module):
             super()._load_from_state_dict(*arguments, **options)
 
 
-def attach(link: Any, matrices: tuple[Matrix, ...], adapters: Adapters, seed: int) -> None:
-    """Give the linear layers of a link that `matrices` name their adapters, drawn from `seed` in this order."""
+def attach(module: Any, matrices: tuple[Matrix, ...], adapters: Adapters, seed: int) -> None:
+    """Give the linear layers of `module` that `matrices` name their adapters, drawn from `seed` in this order."""
     generator = torch.Generator().manual_seed(seed)
     for matrix in matrices:
         above, _, name = matrix.name.rpartition(".")
-        layer = link.get_submodule(matrix.name)
+        layer = module.get_submodule(matrix.name)
         adapter = Adapter(layer, matrix, adapters, generator)
-        link.get_submodule(above).add_module(f"{name}{SUFFIX}", adapter)
+        module.get_submodule(above).add_module(f"{name}{SUFFIX}", adapter)
         layer.forward = partial(_adapted, layer.forward, adapter)
 
 

@@ -1,4 +1,4 @@
-"""Links without tensor parallelism, whatever its size: those of a replicated tower."""
+"""Layers without tensor parallelism, whatever its size: those of a replicated tower."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let core see a tensor-parallel group of this rank alone, inside: links are built, run and saved unsharded.
+    """Let core see a tensor-parallel group of this rank alone, inside: layers are built, run and saved unsharded.
 
     Core looks that group up in many functions, some of them called within a forward pass.
     """
@@ -26,7 +26,7 @@ def alone() -> Iterator[None]:
 
 
 def config_alone(config: TransformerConfig) -> TransformerConfig:
-    """Copy a configuration for links that are not tensor-parallel, whose gradients the caller sums over ranks."""
+    """Copy a configuration for layers that are not tensor-parallel, whose gradients the caller sums over ranks."""
     config = copy(config)
     config.tensor_model_parallel_size = 1
     config.sequence_parallel = False

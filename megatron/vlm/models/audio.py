@@ -1,4 +1,4 @@
-"""Links of an audio encoder: log-mel spectrograms to rows, layers over these, and rows to audio tokens.
+"""Layers of an audio encoder: log-mel spectrograms to rows, layers over these, and rows to audio tokens.
 
 Rows are laid out as a ViT's (`models.vit.layers`): [rows, 1, width], all sounds end to end; under sequence parallelism
 each rank holds its share. The layers are those of a ViT at native resolution, without rotation.
@@ -25,7 +25,7 @@ from megatron.vlm import platform
 from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import ACTIVATIONS, outside_layers
-from megatron.vlm.models.encoder_links import EncoderLinks
+from megatron.vlm.models.encoder_layers import EncoderLayers
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.vit.layers import join_rows, share_rows
 from megatron.vlm.models.vit.native import RowViewer
@@ -37,7 +37,7 @@ from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 TIMED_FRAMES = 3000
-"""Mel frames of one made-up sound (`AudioLinks.made_up`): half a minute."""
+"""Mel frames of one made-up sound (`AudioLayers.made_up`): half a minute."""
 LONGEST_WAVE = 10_000
 """Base of the sinusoidal positions: the slowest one turns by one radian in so many rows."""
 
@@ -73,7 +73,7 @@ def _places(lengths: Sequence[int], width: int) -> Ints:
 
 
 class AudioEmbed(MegatronModule):
-    """The link from mel frames to rows: convolutions over chunks, and sinusoidal positions that restart in each.
+    """The layer from mel frames to rows: convolutions over chunks, and sinusoidal positions that restart in each.
 
     mels fp32 [frames, bins] -> this rank's share of the rows.
     """
@@ -141,7 +141,7 @@ def sinusoids(rows: int, width: int) -> Tensor:
 
 
 class AudioProjector(MegatronModule):
-    """The link from this rank's rows to audio tokens [tokens, 1, LLM width], on every tensor-parallel rank."""
+    """The layer from this rank's rows to audio tokens [tokens, 1, LLM width], on every tensor-parallel rank."""
 
     def __init__(self, audio: AudioArchitecture, config: TransformerConfig, language: TransformerConfig) -> None:
         super().__init__(outside_layers(config))
@@ -177,8 +177,8 @@ def _pairs(lengths: Sequence[int]) -> Ints:
     return np.concatenate([begin + np.arange(one // 2 * 2) for begin, one in zip(begins, lengths, strict=False)])
 
 
-class AudioLinks(EncoderLinks):
-    """The links of an audio encoder: convolutions, layers as a ViT's at native resolution, and a projector."""
+class AudioLayers(EncoderLayers):
+    """The layers of an audio encoder: convolutions, layers as a ViT's at native resolution, and a projector."""
 
     viewed = AUDIO.kinds[1:2]
 
@@ -187,11 +187,11 @@ class AudioLinks(EncoderLinks):
         return AudioArchitecture.among(model.further).as_vit
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the link from mel frames to rows."""
+        """Build the layer from mel frames to rows."""
         return AudioEmbed(config, AudioArchitecture.among(model.further))
 
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the link from rows to audio tokens."""
+        """Build the layer from rows to audio tokens."""
         return AudioProjector(AudioArchitecture.among(model.further), config, language)
 
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:

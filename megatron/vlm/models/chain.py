@@ -1,4 +1,4 @@
-"""The layer chain: builds any of its links, and knows the shape of the tensor between two links."""
+"""The layer chain: builds any of its layers, and knows the shape of the tensor between two layers."""
 
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping
@@ -19,7 +19,6 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.adapters import adapters_in, attach
-from megatron.vlm.models.again import compute_cheap_again
 from megatron.vlm.models.alone import alone, config_alone
 from megatron.vlm.models.configs import language_config
 from megatron.vlm.models.draws import streams_kept
@@ -31,6 +30,7 @@ from megatron.vlm.models.language import (
     language_layer_config,
     language_layer_spec,
 )
+from megatron.vlm.models.recompute import recompute_cheap
 from megatron.vlm.models.vit.clip import clip
 from megatron.vlm.models.vit.layers import shared_rows, vision_layer_spec
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
@@ -41,12 +41,12 @@ from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 SEEDS_APART = 2**20
-"""Distance of two links' seeds on the device: more than core adds to one, for a rank and the purpose of a stream."""
+"""Distance of two layers' seeds on the device: more than core adds to one, for a rank and the purpose of a stream."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The model as one flat list of links, [patch_embed, vit..., projector, word_embed, llm..., head]."""
+    """The model as one flat list of layers, [patch_embed, vit..., projector, word_embed, llm..., head]."""
 
     architecture: Architecture
     configs: Mapping[Modality, TransformerConfig]
@@ -58,7 +58,7 @@ class Chain:
     adapters: Adapters = NO_ADAPTERS
     """Adapters of frozen parts; these are trained."""
     is_whole: bool = False
-    """Whether links are built without tensor parallelism, whatever its size."""
+    """Whether layers are built without tensor parallelism, whatever its size."""
 
     @classmethod
     def of(cls, args: Namespace, architecture: Architecture, language: TransformerConfig | None = None) -> "Chain":
@@ -70,7 +70,7 @@ class Chain:
         return cls(architecture, configs, args.padded_vocab_size, args.seed, frozen, adapters)
 
     def whole(self) -> "Chain":
-        """Copy the chain without tensor parallelism: links are built unsharded, and run inside `alone`."""
+        """Copy the chain without tensor parallelism: layers are built unsharded, and run inside `alone`."""
         configs = {modality: config_alone(config) for modality, config in self.configs.items()}
         for encoder in self.architecture.encoders:
             config, sizes = configs[encoder.modality], ENCODERS[encoder.modality].layers(self.architecture)
@@ -84,127 +84,128 @@ class Chain:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kind of every link."""
+        """Kind of every layer."""
         return self.architecture.chain
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of every link; the same in every layout, so checkpoints know no layout."""
+        """Name of every layer; the same in every layout, so checkpoints know no layout."""
         return layer_names(self.kinds)
 
-    def build(self, link: int, again: bool = False) -> torch.nn.Module:
-        """Build one link, with the weights that this link has in every layout: its seed depends on `link` alone.
+    def build(self, layer: int, recompute: bool = False) -> torch.nn.Module:
+        """Build one layer, with the weights that this layer has in every layout: its seed depends on `layer` alone.
 
-        Weights drawn on the device are this tensor-parallel rank's shard and depend on the rank too; links of a chain
-        that `is_whole` begin as with one rank. `again`: a transformer layer recomputes norm outputs and activations
+        Weights drawn on the device are this tensor-parallel rank's shard and depend on the rank too; layers of a chain
+        that `is_whole` begin as with one rank. `recompute`: a transformer layer recomputes norm outputs and activations
         instead of keeping them.
         """
-        build = self._build_language if modality_of(self.kinds[link]) is LANGUAGE else self._build_encoder
-        with alone() if self.is_whole else nullcontext(), _seeded(self.seed + link):
-            module, mode = build(link, again), self.gradient_mode(link)
+        build = self._build_language if modality_of(self.kinds[layer]) is LANGUAGE else self._build_encoder
+        with alone() if self.is_whole else nullcontext(), _seeded(self.seed + layer):
+            module, mode = build(layer, recompute), self.gradient_mode(layer)
         if mode != "trained":
             module.requires_grad_(False)
         if norm := getattr(module, VISION_NORM, None):
-            norm.requires_grad_(PART_OF[modality_of(self.kinds[link]).kinds[1]] not in self.frozen)
+            norm.requires_grad_(PART_OF[modality_of(self.kinds[layer]).kinds[1]] not in self.frozen)
         for _, adapter in adapters_in(module):
             adapter.requires_grad_(True)
         return module
 
-    def draws(self, link: int) -> bool:
-        """Check whether a link uses random numbers in training: dropout or drop path."""
-        config, sizes = self.config(link), self._vit(link)
+    def draws(self, layer: int) -> bool:
+        """Check whether a layer uses random numbers in training: dropout or drop path."""
+        config, sizes = self.config(layer), self._vit(layer)
         drop_path = sizes.drop_path if sizes else 0.0
         return bool(config.hidden_dropout or config.attention_dropout or drop_path)
 
-    def gradient_mode(self, link: int) -> GradientMode:
-        """Return what the backward pass computes in a link."""
-        return self._modes[link]
+    def gradient_mode(self, layer: int) -> GradientMode:
+        """Return what the backward pass computes in a layer."""
+        return self._modes[layer]
 
     @cached_property
     def _modes(self) -> tuple[GradientMode, ...]:
         return tuple(gradient_mode(kind, self.frozen, self.adapters.targets) for kind in self.kinds)
 
-    def is_trained_before(self, link: int) -> bool:
-        """Check whether an earlier link is trained or has adapters: the tensor that enters `link` has a gradient."""
-        return not {"trained", "adapted"}.isdisjoint(self._modes[:link])
+    def is_trained_before(self, layer: int) -> bool:
+        """Check whether an earlier layer is trained or has adapters: the tensor that enters `layer` has a gradient."""
+        return not {"trained", "adapted"}.isdisjoint(self._modes[:layer])
 
-    def passes_by(self, link: int, batch: Microbatch) -> bool:
-        """Check whether a pack skips a link: the link is an encoder's, and the pack has no input for it."""
-        modality = modality_of(self.kinds[link])
+    def passes_by(self, layer: int, batch: Microbatch) -> bool:
+        """Check whether a pack skips a layer: the layer is an encoder's, and the pack has no input for it."""
+        modality = modality_of(self.kinds[layer])
         if modality is LANGUAGE:
             return False
-        others = self.architecture.projected_with(modality) if self.kinds[link] == modality.kinds[-1] else ()
+        others = self.architecture.projected_with(modality) if self.kinds[layer] == modality.kinds[-1] else ()
         return not any(batch.media_of(one.size).amount for one in (modality, *others))
 
-    def config(self, link: int) -> TransformerConfig:
-        """Return core's configuration of the part of the model that a link belongs to."""
-        return self.configs[modality_of(self.kinds[link])]
+    def config(self, layer: int) -> TransformerConfig:
+        """Return core's configuration of the part of the model that a layer belongs to."""
+        return self.configs[modality_of(self.kinds[layer])]
 
-    def _vit(self, link: int) -> VisionArchitecture | None:
-        """Return the sizes of the ViT whose layers a link's encoder has; None for links of the language model."""
-        modality = modality_of(self.kinds[link])
+    def _vit(self, layer: int) -> VisionArchitecture | None:
+        """Return the sizes of the ViT whose layers a layer's encoder has; None for layers of the language model."""
+        modality = modality_of(self.kinds[layer])
         return None if modality is LANGUAGE else ENCODERS[modality].layers(self.architecture)
 
-    def _build_encoder(self, link: int, again: bool) -> torch.nn.Module:
-        modality = modality_of(self.kinds[link])
-        links, config, model = ENCODERS[modality], self.configs[modality], self.architecture
-        first, layer, _ = modality.kinds
-        if self.kinds[link] == first:
-            return links.embed(config, model)
-        if self.kinds[link] == layer:
-            sizes = links.layers(model)
+    def _build_encoder(self, layer: int, recompute: bool) -> torch.nn.Module:
+        modality = modality_of(self.kinds[layer])
+        encoder, config, model = ENCODERS[modality], self.configs[modality], self.architecture
+        first, middle, _ = modality.kinds
+        if self.kinds[layer] == first:
+            return encoder.embed(config, model)
+        if self.kinds[layer] == middle:
+            sizes = encoder.layers(model)
             return self._layer(
-                config, vision_layer_spec(config, sizes, self._norms_apart(link, again)), sizes, link, again
+                config, vision_layer_spec(config, sizes, self._norms_apart(layer, recompute)), sizes, layer, recompute
             )
-        return self._adapted(link, links.projector(config, self.language, model))
+        return self._adapted(layer, encoder.projector(config, self.language, model))
 
-    def _build_language(self, link: int, again: bool) -> torch.nn.Module:
+    def _build_language(self, layer: int, recompute: bool) -> torch.nn.Module:
         language = self.architecture.language
-        match self.kinds[link]:
+        match self.kinds[layer]:
             case "word_embed":
                 return WordEmbedding(self.language, self.vocab_size, self.architecture)
             case "llm":
-                described = language.each_layer[self.kinds[:link].count("llm")]
+                described = language.each_layer[self.kinds[:layer].count("llm")]
                 config = language_layer_config(self.language, described)
-                spec = language_layer_spec(config, described, self._norms_apart(link, again))
-                return self._layer(config, spec, language, link, again)
+                spec = language_layer_spec(config, described, self._norms_apart(layer, recompute))
+                return self._layer(config, spec, language, layer, recompute)
             case _:
                 return Head(self.language, self.vocab_size, language)
 
     def _layer(
-        self, config: TransformerConfig, spec: ModuleSpec, part: VisionArchitecture | LanguageArchitecture, link: int,
-        again: bool,
+        self, config: TransformerConfig, spec: ModuleSpec, part: VisionArchitecture | LanguageArchitecture, layer: int,
+        recompute: bool,
     ) -> torch.nn.Module:  # fmt: skip
-        number = self.kinds[:link].count(self.kinds[link])
-        layer: Any = build_module(spec, config=config, layer_number=number + 1, add_layer_offset=False)
-        transformer_engine.mark_delayed(layer)
-        self._adapted(link, layer)
+        number = self.kinds[:layer].count(self.kinds[layer])
+        module: Any = build_module(spec, config=config, layer_number=number + 1, add_layer_offset=False)
+        transformer_engine.mark_delayed(module)
+        self._adapted(layer, module)
         if isinstance(part, VisionArchitecture) and part.clipped:
-            clip(layer, config.hidden_size, config.kv_channels)
-        if again:
-            compute_cheap_again(layer)
-        layer.place(part, number)
-        return layer
-
-    def _norms_apart(self, link: int, again: bool) -> bool:
-        """Check whether a layer's projections need their inputs computed outside: to recompute, clamp or adapt."""
-        sizes = self._vit(link)
-        return again or bool(sizes and sizes.clipped) or self.gradient_mode(link) == "adapted"
-
-    def _adapted(self, link: int, module: torch.nn.Module) -> torch.nn.Module:
-        """Attach adapters to a link where its part has them, and return it."""
-        if self.gradient_mode(link) == "adapted":
-            matrices = adapted_matrices(self.architecture)[self.architecture.cost_kinds[link]]
-            attach(module, matrices, self.adapters, self.seed + link)
+            clip(module, config.hidden_size, config.kv_channels)
+        if recompute:
+            recompute_cheap(module)
+        module.place(part, number)
         return module
 
-    def shape_before(self, link: int, batch: Microbatch, rows: int | None = None) -> tuple[int, int, int]:
-        """Return the shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width).
+    def _norms_apart(self, layer: int, recompute: bool) -> bool:
+        """Check whether a layer's projections need their inputs computed outside: to recompute, clamp or adapt."""
+        sizes = self._vit(layer)
+        return recompute or bool(sizes and sizes.clipped) or self.gradient_mode(layer) == "adapted"
+
+    def _adapted(self, layer: int, module: torch.nn.Module) -> torch.nn.Module:
+        """Attach adapters to a layer where its part has them, and return it."""
+        if self.gradient_mode(layer) == "adapted":
+            matrices = adapted_matrices(self.architecture)[self.architecture.cost_kinds[layer]]
+            attach(module, matrices, self.adapters, self.seed + layer)
+        return module
+
+    def shape_before(self, layer: int, batch: Microbatch, rows: int | None = None) -> tuple[int, int, int]:
+        """Return the shape of the tensor that enters `layer` (not the first one), core's order (sequence, batch,
+        width).
 
         `rows`: of hidden states, where these are others than the pack's.
         """
-        own, middle, width = self.hidden_shape_before(link, batch)
-        return (self.carrier(batch).rows(link, own if rows is None else rows, width), middle, width)
+        own, middle, width = self.hidden_shape_before(layer, batch)
+        return (self.carrier(batch).rows(layer, own if rows is None else rows, width), middle, width)
 
     def carrier(self, batch: Microbatch) -> Carrier:
         """Return the carrier that lays out a pack's extras (`omnibal_ext.flow`)."""
@@ -230,18 +231,18 @@ class Chain:
         }
 
     def width_behind(self, modality: Modality) -> int:
-        """Return the width of the output of a modality's last link."""
+        """Return the width of the output of a modality's last layer."""
         return self.configs[modality.projected_by or LANGUAGE].hidden_size
 
-    def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
-        """Return the shape of the hidden states that enter `link`."""
-        modality = modality_of(self.kinds[link - 1])
+    def hidden_shape_before(self, layer: int, batch: Microbatch) -> tuple[int, int, int]:
+        """Return the shape of the hidden states that enter `layer`."""
+        modality = modality_of(self.kinds[layer - 1])
         if modality is LANGUAGE:
             share = self.language.tensor_model_parallel_size if self.language.sequence_parallel else 1
             return (batch.tokens // share, 1, self.language.hidden_size)
-        if self.kinds[link - 1] == modality.kinds[-1]:
+        if self.kinds[layer - 1] == modality.kinds[-1]:
             return (self._tokens(batch)[modality], 1, self.width_behind(modality))
-        config, encoder = self.config(link - 1), self.architecture.encoder(modality)
+        config, encoder = self.config(layer - 1), self.architecture.encoder(modality)
         rows = sum(map(encoder.rows, batch.media_of(modality.size).inputs))
         return (shared_rows(rows, config), 1, config.hidden_size)
 
@@ -252,28 +253,28 @@ def configs_of(language: TransformerConfig, architecture: Architecture) -> dict[
     return {LANGUAGE: language, **{one: ENCODERS[one].config(language, architecture) for one in encoders}}
 
 
-class Links(torch.nn.ModuleDict):
-    """Links of the chain by name; weights of those in `whole` are not sharded over tensor-parallel ranks."""
+class Layers(torch.nn.ModuleDict):
+    """Layers of the chain by name; weights of those in `whole` are not sharded over tensor-parallel ranks."""
 
-    def __init__(self, links: dict[str, torch.nn.Module], whole: Collection[str] = ()) -> None:
-        super().__init__(links)
+    def __init__(self, layers: dict[str, torch.nn.Module], whole: Collection[str] = ()) -> None:
+        super().__init__(layers)
         self.whole = frozenset(whole)
         self.register_load_state_dict_pre_hook(_without_extra_state)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
-        """Return the weights of these links; core's layers have no other state."""
+        """Return the weights of these layers; core's layers have no other state."""
         state: ShardedStateDict = {}
-        for name, link in self.items():
+        for name, layer in self.items():
             with alone() if name in self.whole else nullcontext():
-                state |= sharded_state_dict_default(link, f"{prefix}{name}.", sharded_offsets, metadata)
+                state |= sharded_state_dict_default(layer, f"{prefix}{name}.", sharded_offsets, metadata)
         return {key: entry for key, entry in state.items() if not key.endswith("_extra_state")}
 
 
-def _without_extra_state(links: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _without_extra_state(layers: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Add the empty extra state that Transformer Engine's layers expect when loading; without FP8 none is saved."""
-    for name, module in links.named_modules():
+    for name, module in layers.named_modules():
         if type(module).set_extra_state is not torch.nn.Module.set_extra_state:
             state.setdefault(f"{prefix}{name}._extra_state")
 

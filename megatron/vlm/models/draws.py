@@ -1,4 +1,4 @@
-"""Seeds of dropout and drop path: set for every pack and link, and under sequence parallelism for every rank."""
+"""Seeds of dropout and drop path: set for every pack and layer, and under sequence parallelism for every rank."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,15 +11,16 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.vlm.microbatch import Microbatch
 
 
-def begin_draws(seed: int, batch: Microbatch, link: int) -> None:
-    """Seed the generators for one link and pack from --seed, the iteration, the pack and the link's index in the chain.
+def begin_draws(seed: int, batch: Microbatch, layer: int) -> None:
+    """Seed the generators for one layer and pack from --seed, the iteration, the pack and the layer's index in the
+    chain.
 
     So the masks do not depend on layout, schedule, resumes, evaluations or reruns of an iteration, nor on which rank
     of a replicated tower encodes the pack. Tensor-parallel ranks get the same seed; core adds their rank where they
     hold different shards.
     """
     place = batch.shard.team_rank if batch.shard else 0
-    (own,) = np.random.SeedSequence((seed, batch.iteration, batch.pack + 1, place, link)).generate_state(1)
+    (own,) = np.random.SeedSequence((seed, batch.iteration, batch.pack + 1, place, layer)).generate_state(1)
     tensor_parallel.model_parallel_cuda_manual_seed(int(own))
 
 

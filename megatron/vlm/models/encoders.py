@@ -1,11 +1,11 @@
-"""The registry of encoders' links, by modality."""
+"""The registry of encoders' layers, by modality."""
 
 from collections.abc import Mapping
 
-from megatron.vlm.models.audio import AudioLinks
-from megatron.vlm.models.encoder_links import EncoderLinks
-from megatron.vlm.models.films import FilmLinks
-from megatron.vlm.models.vit.links import VisionLinks
+from megatron.vlm.models.audio import AudioLayers
+from megatron.vlm.models.encoder_layers import EncoderLayers
+from megatron.vlm.models.films import FilmLayers
+from megatron.vlm.models.vit.encoder import VisionLayers
 from omnibal_ext.modalities.modality import AUDIO, FILM, VISION, Modality
 
-ENCODERS: Mapping[Modality, EncoderLinks] = {VISION: VisionLinks(), AUDIO: AudioLinks(), FILM: FilmLinks()}
+ENCODERS: Mapping[Modality, EncoderLayers] = {VISION: VisionLayers(), AUDIO: AudioLayers(), FILM: FilmLayers()}

@@ -1,4 +1,4 @@
-"""Links of an encoder of videos: a ViT for tiles, whose rows another encoder's projector makes tokens of."""
+"""Layers of an encoder of videos: a ViT for tiles, whose rows another encoder's projector makes tokens of."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.encoder_links import EncoderLinks
+from megatron.vlm.models.encoder_layers import EncoderLayers
 from megatron.vlm.models.vit.layers import PatchEmbed, join_rows
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.film.architecture import FilmArchitecture
@@ -19,7 +19,8 @@ from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 class FilmRows(MegatronModule):
-    """The link from this rank's rows, token by token, to all rows, frame after frame, on every tensor-parallel rank."""
+    """The layer from this rank's rows, token by token, to all rows, frame after frame, on every tensor-parallel
+    rank."""
 
     def __init__(self, config: TransformerConfig, tokens: int) -> None:
         """Keep `tokens`, the ViT tokens of a frame."""
@@ -33,19 +34,19 @@ class FilmRows(MegatronModule):
         return rows.view(self.tokens, frames, -1).transpose(0, 1).reshape(-1, 1, rows.shape[-1])
 
 
-class FilmLinks(EncoderLinks):
-    """The links of a video encoder: patches of frames, a ViT, and rows in the order of their tokens."""
+class FilmLayers(EncoderLayers):
+    """The layers of a video encoder: patches of frames, a ViT, and rows in the order of their tokens."""
 
     def layers(self, model: Architecture) -> VisionArchitecture:
         """Return the ViT's sizes."""
         return FilmArchitecture.among(model.further).as_vit
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the link from pixels to patches."""
+        """Build the layer from pixels to patches."""
         return PatchEmbed(config, self.layers(model), FILM.size)
 
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the link that orders rows by frame."""
+        """Build the layer that orders rows by frame."""
         return FilmRows(config, self.layers(model).tokens_per_tile)
 
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Images:

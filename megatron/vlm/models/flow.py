@@ -1,9 +1,9 @@
-"""Tensors that go from link to link: hidden states, and extras by name (`omnibal_ext.flow`).
+"""Tensors that go from layer to layer: hidden states, and extras by name (`omnibal_ext.flow`).
 
     between stages    hidden states | extras of the same shape | other extras end to end, padded to whole rows
 
-A link's module takes the extras that the link reads as arguments, and returns `(hidden, *extras)` with those it makes.
-If it returns hidden states alone, these are also the extras that the link makes.
+A layer's module takes the extras that the layer reads as arguments, and returns `(hidden, *extras)` with those it
+makes. If it returns hidden states alone, these are also the extras that the layer makes.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,16 +20,16 @@ from omnibal_ext.modalities.modality import Modality
 
 @dataclass
 class Flow:
-    """Hidden states and extras of one pack, between two links."""
+    """Hidden states and extras of one pack, between two layers."""
 
     hidden: Tensor | None
-    """[rows here, 1, width]; None: in front of the first link."""
+    """[rows here, 1, width]; None: in front of the first layer."""
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """The layout of a pack's extras: which link makes and reads each, and where they are in a stage's tensor."""
+    """The layout of a pack's extras: which layer makes and reads each, and where they are in a stage's tensor."""
 
     extras: tuple[Extra, ...]
     """Extras of the pack's chain, with their shapes on one tensor-parallel rank."""
@@ -38,42 +38,42 @@ class Carrier:
         """Return the carrier of a pack with so many tokens of each modality."""
         return Carrier(tuple(one.at(tokens) for one in self.extras))
 
-    def rows(self, link: int, rows: int, width: int) -> int:
-        """Count the rows of the tensor that enters `link`, with extras, for so many rows of hidden states."""
-        found = self._entering(link)
+    def rows(self, layer: int, rows: int, width: int) -> int:
+        """Count the rows of the tensor that enters `layer`, with extras, for so many rows of hidden states."""
+        found = self._entering(layer)
         return rows * (1 + blocks(found, width)) + _rows_apart(found, width)
 
-    def through(self, link: int, flow: Flow, step: Callable[..., Any]) -> Flow:
-        """Return the flow after a link; `step` runs its module on hidden states and the extras that it reads.
+    def through(self, layer: int, flow: Flow, step: Callable[..., Any]) -> Flow:
+        """Return the flow after a layer; `step` runs its module on hidden states and the extras that it reads.
 
         Extras `added` are added to its output; a module's only output is its extras too.
         """
-        taken = [(one, flow.extras[one.name]) for one in self.extras if link in one.takers]
-        made = [one for one in self.extras if one.giver == link]
+        taken = [(one, flow.extras[one.name]) for one in self.extras if layer in one.takers]
+        made = [one for one in self.extras if one.giver == layer]
         out = step(flow.hidden, *(tensor for one, tensor in taken if not one.added))
         hidden, *given = out if isinstance(out, tuple) else (out, *[out] * len(made))
         given = [flow.hidden if one.passing else tensor for one, tensor in zip(made, given, strict=True)]
         for one, tensor in taken:
             hidden = hidden + tensor if one.added else hidden
-        passing = {one.name: flow.extras[one.name] for one in self._entering(link + 1) if one.giver < link}
+        passing = {one.name: flow.extras[one.name] for one in self._entering(layer + 1) if one.giver < layer}
         return Flow(hidden, passing | {one.name: tensor for one, tensor in zip(made, given, strict=True)})
 
-    def joined(self, link: int, flow: Flow) -> Tensor:
-        """Concatenate the flow before a link to one tensor."""
+    def joined(self, layer: int, flow: Flow) -> Tensor:
+        """Concatenate the flow before a layer to one tensor."""
         assert flow.hidden is not None
-        if not (found := self._entering(link)):
+        if not (found := self._entering(layer)):
             return flow.hidden
         rows, _, width = flow.hidden.shape
         parts = [flow.hidden, *(flow.extras[one.name] for one in found if not one.shape)]
         if others := [flow.extras[one.name].flatten() for one in found if one.shape]:
-            room = (self.rows(link, rows, width) - rows * len(parts)) * width
+            room = (self.rows(layer, rows, width) - rows * len(parts)) * width
             filler = others[0].new_zeros(room - sum(map(len, others)))
             parts.append(torch.cat([*others, filler]).view(-1, 1, width))
         return torch.cat(parts)
 
-    def split(self, link: int, tensor: Tensor | None) -> Flow:
-        """Split the tensor that `joined` makes into the flow before a link; `None` enters the first link."""
-        found = self._entering(link)
+    def split(self, layer: int, tensor: Tensor | None) -> Flow:
+        """Split the tensor that `joined` makes into the flow before a layer; `None` enters the first layer."""
+        found = self._entering(layer)
         if tensor is None or not found:
             return Flow(tensor)
         width = tensor.shape[-1]
@@ -85,9 +85,9 @@ class Carrier:
         hidden, *extras = (part.view(shape) for part, shape in zip(parts, shapes, strict=False))
         return Flow(hidden, dict(zip((one.name for one in found), extras, strict=True)))
 
-    def _entering(self, link: int) -> list[Extra]:
-        """List the extras that enter a link, in the order in which they are laid out."""
-        found = (one for one in self.extras if one.enters(link))
+    def _entering(self, layer: int) -> list[Extra]:
+        """List the extras that enter a layer, in the order in which they are laid out."""
+        found = (one for one in self.extras if one.enters(layer))
         return sorted(found, key=lambda one: (bool(one.shape), not one.rows))  # kernels want aligned heads
 
 

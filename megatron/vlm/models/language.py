@@ -1,4 +1,4 @@
-"""The language model's links of the chain: word embedding with the image tokens merged in, layers, head."""
+"""The language model's layers of the chain: word embedding with the image tokens merged in, layers, head."""
 
 from copy import copy
 from functools import partial
@@ -42,7 +42,7 @@ from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 
 class WordEmbedding(MegatronModule):
-    """The link that embeds the pack's tokens and writes the projected image tokens to their positions.
+    """The layer that embeds the pack's tokens and writes the projected image tokens to their positions.
 
     image [tiles * image tokens, 1, width] -> [T, 1, width]; under sequence parallelism this rank's share of T. With a
     newline (LLaVA-1.6), `Images.sources` has the image token, or newline, of each position; with `Images.weights`
@@ -172,10 +172,11 @@ def language_layer_config(config: TransformerConfig, described: Layer) -> Transf
     return layer
 
 
-def language_layer_spec(config: TransformerConfig, layer: Layer, again: bool) -> ModuleSpec:
+def language_layer_spec(config: TransformerConfig, layer: Layer, recompute: bool) -> ModuleSpec:
     """Return core's layer with attention isolated per sample or linear attention and, where the layer has them, QK-norm
-    of every head, norms behind both branches, experts. `again`: built so that its cheap outputs can be recomputed."""
-    submodules = layer_submodules(config, again)
+    of every head, norms behind both branches, experts. `recompute`: built so that its cheap outputs can be
+    recomputed."""
+    submodules = layer_submodules(config, recompute)
     if layer.branch_norms:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
     if layer.activation != "silu":
@@ -186,13 +187,13 @@ def language_layer_spec(config: TransformerConfig, layer: Layer, again: bool) ->
     elif experts:
         submodules.mlp, submodules.pre_mlp_layernorm = experts_builder(perceptron_projections(config)), build_norm
     if isinstance(mixer := layer.mixer, LinearAttention):
-        submodules.self_attention = linear_attention_spec(config, mixer, again)
+        submodules.self_attention = linear_attention_spec(config, mixer, recompute)
         return ModuleSpec(LanguageLayer, submodules=submodules)
     attention = submodules.self_attention.submodules
     attention.core_attention = ModuleSpec(IsolatedAttention, params={"cap": mixer.score_cap})
     less = 2 if mixer.reads_keys else int(mixer.keys_are_values)
     own = {"heads_less": less} if less else {}
-    set_projections(attention, config, mixer.kv_heads, mixer.qkv_bias, again, **own)
+    set_projections(attention, config, mixer.kv_heads, mixer.qkv_bias, recompute, **own)
     if mixer.value_norm:
         submodules.self_attention.module = (NormedValues, KeysAsValues, QueriesAlone)[less]
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if mixer.qk_norm else IdentityOp
@@ -201,15 +202,15 @@ def language_layer_spec(config: TransformerConfig, layer: Layer, again: bool) ->
     return ModuleSpec(LanguageLayer, submodules=submodules)
 
 
-def linear_attention_spec(config: TransformerConfig, linear: LinearAttention, again: bool) -> ModuleSpec:
+def linear_attention_spec(config: TransformerConfig, linear: LinearAttention, recompute: bool) -> ModuleSpec:
     """Return the spec of linear attention, which core's layer builds instead of attention."""
     filled = linear.groups_over(config.tensor_model_parallel_size)
-    into, out_of = projections(config, linear.groups, filled, has_bias=False, again=again)
+    into, out_of = projections(config, linear.groups, filled, has_bias=False, recompute=recompute)
     return ModuleSpec(GatedDeltaNet, params={"linear": linear, "into": into, "out_of": out_of})
 
 
 class Head(MegatronModule):
-    """The last link: final norm, output projection and, where labels are given, the loss of every token that counts.
+    """The last layer: final norm, output projection and, where labels are given, the loss of every token that counts.
 
     [T, 1, width] -> losses fp32 [T], zero at tokens not in `batch.supervised`; without labels logits [T, local
     vocabulary], capped in models that cap. Rows of the projection beyond the model's words are padding, and never

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.functional import embedding
 
-from megatron.vlm.models.again import run_again
 from megatron.vlm.models.norm import build_norm
+from megatron.vlm.models.recompute import run_recomputed
 from omnibal_ext.modalities.language.layer import LayerInputs
 
 
@@ -78,7 +78,7 @@ class LayerInput(MegatronModule):
         if self.group.size() > 1:
             squares = all_reduce(squares, group=self.group)
         here = weight.chunk(self.group.size())[self.group.rank()]
-        own, _ = self.projection(run_again(_combined, gate, context, squares, here, rows, self.numbers))
+        own, _ = self.projection(run_recomputed(_combined, gate, context, squares, here, rows, self.numbers))
         return hidden + self.norm(own)
 
     def sharded_state_dict(

@@ -6,7 +6,7 @@ from megatron.core.jit import jit_fuser
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
-from megatron.vlm.models.again import run_again
+from megatron.vlm.models.recompute import run_recomputed
 
 
 class Perceptron(MLP):
@@ -15,7 +15,7 @@ class Perceptron(MLP):
     The activation is fused with the bias before it where there is a compiler.
     """
 
-    activates_again = False
+    recomputes_activation = False
     """Whether the activation function's output is recomputed."""
     activate: Callable[..., Tensor] | None = None
     """Function that replaces the activation (with bias and gate) between both matrices; None: the configuration's."""
@@ -27,7 +27,7 @@ class Perceptron(MLP):
         inner, bias = self.linear_fc1(hidden)
         activate = self.activate or (_gated if self.config.gated_linear_unit else _activated)
         arguments = (inner, bias, self.config.activation_func)
-        activated = run_again(activate, *arguments) if self.activates_again else activate(*arguments)
+        activated = run_recomputed(activate, *arguments) if self.recomputes_activation else activate(*arguments)
         out: tuple[Tensor, Tensor | None] = self.linear_fc2(activated)
         return out
 

@@ -6,7 +6,7 @@
 | local | core's | torch's |
 
 A checkpoint of one implementation loads with the other: where a norm is inside a projection, its weight still carries
-the name of a norm in front of it. Layers whose cheap outputs are recomputed (`again`) have torch's norms in both.
+the name of a norm in front of it. Layers whose cheap outputs are recomputed (`recompute`) have torch's norms in both.
 """
 
 from dataclasses import replace
@@ -40,21 +40,21 @@ def by_transformer_engine(config: TransformerConfig) -> bool:
     return bool(config.transformer_impl == "transformer_engine")
 
 
-def layer_submodules(config: TransformerConfig, again: bool) -> TransformerLayerSubmodules:
+def layer_submodules(config: TransformerConfig, recompute: bool) -> TransformerLayerSubmodules:
     """Return a layer with norms before attention and perceptron; the caller sets the attention and what else differs.
 
-    `again`: norms outside of projections, and our perceptron, with both implementations.
+    `recompute`: norms outside of projections, and our perceptron, with both implementations.
     """
     if by_transformer_engine(config):
         submodules = get_gpt_layer_with_transformer_engine_submodules()
-        if not again:
+        if not recompute:
             submodules.sharded_state_dict_keys_map = dict(NORMS_INSIDE)
             return submodules
         inner = replace(submodules.mlp.keywords["submodules"], linear_fc1=transformer_engine.Columns)
         submodules.mlp = partial(submodules.mlp.func, submodules=inner)
     else:
         submodules = get_gpt_layer_local_submodules(normalization=config.normalization)
-    if again:
+    if recompute:
         submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
     submodules.input_layernorm = submodules.pre_mlp_layernorm = build_norm
     submodules.sharded_state_dict_keys_map = {}
@@ -62,13 +62,13 @@ def layer_submodules(config: TransformerConfig, again: bool) -> TransformerLayer
 
 
 def projections(
-    config: TransformerConfig, groups: int, filled: int | None, has_bias: bool, again: bool, **into_it: Any
+    config: TransformerConfig, groups: int, filled: int | None, has_bias: bool, recompute: bool, **into_it: Any
 ) -> tuple[partial[Any], partial[Any]]:
     """Return the projections to query, key and value (with the norm, where it is inside) and behind the attention,
     padded from the model's `groups` of heads to `filled`. `into_it`: further arguments of the first."""
     into, out_of = ColumnParallelLinear, RowParallelLinear
     if by_transformer_engine(config):
-        into = transformer_engine.Columns if again else transformer_engine.NormAndColumns
+        into = transformer_engine.Columns if recompute else transformer_engine.NormAndColumns
         out_of = transformer_engine.Rows
     return (
         partial(mixed(QueryKeyValue, into), groups=groups, filled=filled, has_bias=has_bias, **into_it),
@@ -78,7 +78,7 @@ def projections(
 
 def perceptron_projections(config: TransformerConfig) -> MLPSubmodules:
     """Return both projections of a perceptron that has no norm inside."""
-    found: MLPSubmodules = layer_submodules(config, again=True).mlp.keywords["submodules"]
+    found: MLPSubmodules = layer_submodules(config, recompute=True).mlp.keywords["submodules"]
     return found
 
 
@@ -87,9 +87,9 @@ def set_projections(
     config: TransformerConfig,
     groups: int,
     has_bias: bool,
-    again: bool,
+    recompute: bool,
     **into_it: Any,
 ) -> None:
     """Set the projections of core's attention to those of `projections`."""
-    found = projections(config, groups, config.num_query_groups, has_bias, again, **into_it)
+    found = projections(config, groups, config.num_query_groups, has_bias, recompute, **into_it)
     attention.linear_qkv, attention.linear_proj = found

@@ -183,17 +183,17 @@ class Recorder:
         self.step_ended = Moment()
 
     def _mark_parts(self, stage: Stage) -> Iterator[Any]:
-        for link, module in stage.run_links:
-            part = TIMED_PART_OF[stage.chain.kinds[link]]
-            yield module.register_forward_pre_hook(partial(self._before_link, part))
-            yield module.register_forward_hook(partial(self._after_link, part))
+        for layer, module in stage.run_layers:
+            part = TIMED_PART_OF[stage.chain.kinds[layer]]
+            yield module.register_forward_pre_hook(partial(self._before_layer, part))
+            yield module.register_forward_hook(partial(self._after_layer, part))
 
-    def _before_link(self, part: str, *_: Any) -> None:
+    def _before_layer(self, part: str, *_: Any) -> None:
         if self._current is not None:
             recomputes = self._current.action.kind in "BV"
             self._mark(part, "recompute" if recomputes else "forward")
 
-    def _after_link(self, part: str, _: Any, __: Any, output: Any) -> None:
+    def _after_layer(self, part: str, _: Any, __: Any, output: Any) -> None:
         if self._current is not None and isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(lambda _: self._mark(part, "backward"))
 

@@ -1,6 +1,6 @@
 """Data-parallel collectives that overlap computing: started in the same order on all ranks, whatever their packs are.
 
-Collectives of a group are matched by their order. A rank whose pack has no tiles skips the vision links: it does not
+Collectives of a group are matched by their order. A rank whose pack has no tiles skips the vision layers: it does not
 use their weights in forward order, and their gradients are ready in another order than after a backward pass.
 
     gathers        --overlap-param-gather   a bucket's starts once the one before it has been waited for; over all

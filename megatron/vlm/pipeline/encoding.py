@@ -174,9 +174,9 @@ class Encoding:
 
     @property
     def _width(self) -> int:
-        """Width of the rows that the tower's last link gives."""
+        """Width of the rows that the tower's last layer gives."""
         chain = self.tower.chain
-        return chain.width_behind(modality_of(chain.kinds[self.tower.plan.links - 1]))
+        return chain.width_behind(modality_of(chain.kinds[self.tower.plan.layers - 1]))
 
     def _no_tokens(self) -> Tensor:
         return torch.empty(0, 1, self._width, dtype=self.tower.chain.language.params_dtype, device="cuda")
@@ -275,4 +275,4 @@ class TowerIteration(Iteration):
             super()._hand_on(action, tensor)
 
     def _takes_images(self, action: Action) -> bool:
-        return self.chunks[action.chunk].stage.first == self.encoding.tower.plan.links
+        return self.chunks[action.chunk].stage.first == self.encoding.tower.plan.layers

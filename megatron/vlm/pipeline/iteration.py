@@ -74,9 +74,9 @@ class Flight:
 class Iteration:
     """The state of one iteration on one rank.
 
-    1. With the distributed optimizer, weights are gathered in one order on all ranks. Each link waits for its own; a
-       stage waits for all first if its pack has no tiles, so that it skips links, or if ranks exchange something within
-       the forward pass, where a rank without tiles would make the others wait.
+    1. With the distributed optimizer, weights are gathered in one order on all ranks. Each layer waits for its own; a
+       stage waits for all first if its pack has no tiles, so that it skips layers, or if ranks exchange something
+       within the forward pass, where a rank without tiles would make the others wait.
     2. Receives are posted where the list says (`omnibal_ext.schedules.program`), and overlap other actions.
     3. F: take the pack and the input, compute, send the output; meanwhile the next pack is copied to the device.
     4. B: receive the output's gradient, compute, send the input's gradient. Nothing is done or sent if nothing up to

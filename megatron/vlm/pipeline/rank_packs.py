@@ -69,7 +69,7 @@ class RankPacks:
         self.packs, self.following = self.following, [*islice(self.order, self.count)]
         return {} if self.images is None else {"images": ToEncode(_told(self.streams[-1], saw), iteration)}
 
-    def again(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
+    def rerun(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
         """Return arguments to rerun the iteration. Images of the next one follow: a tower that runs ahead has them
         already."""
         packs = {"data_iterator": [map(chunk.__getitem__, self.packs) for chunk in self.chunks]}

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.chain import Chain, Links
+from megatron.vlm.models.chain import Chain, Layers
 from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.models.encoders import ENCODERS
 from megatron.vlm.models.language_view import LanguageViewer
@@ -23,12 +23,12 @@ from omnibal_ext.schedules.placement import Placement
 
 
 class Stage(MegatronModule):
-    """Links [first, end) of the chain; those in `recompute` keep only their input for the backward.
+    """Layers [first, end) of the chain; those in `recompute` keep only their input for the backward.
 
-    Those in `recompute_cheap` recompute the outputs of norms and activation functions. Links have their names in the
+    Those in `recompute_cheap` recompute the outputs of norms and activation functions. Layers have their names in the
     chain, which do not depend on the layout: a checkpoint written by one layout is read by any other.
 
-    Links in `owned` are of a replicated tower: the stage holds their weights, unsharded, to be trained and saved, but
+    Layers in `owned` are of a replicated tower: the stage holds their weights, unsharded, to be trained and saved, but
     does not run them (`pipeline.tower` does).
     """
 
@@ -47,7 +47,7 @@ class Stage(MegatronModule):
         self.chain, self.first, self.end = chain, first, end
         self.recompute = frozenset(recompute)
         self.kinds = chain.kinds[first:end]
-        self.has_tower_links = not set(TOWER_KINDS).isdisjoint(self.kinds)
+        self.has_tower_layers = not set(TOWER_KINDS).isdisjoint(self.kinds)
         # What Megatron asks of the modules it trains.
         self.vp_stage = vp_stage
         self.pg_collection = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
@@ -55,29 +55,29 @@ class Stage(MegatronModule):
         self.share_embeddings_and_output_weights = False
         self.input_tensor: Tensor | None = None
         names, self.owned = [name.replace(".", "_") for name in chain.names], owned
-        own = {names[link]: chain.build(link, link in recompute_cheap) for link in range(first, end)}
-        others = {names[link]: build_owned(chain, link) for link in owned}
+        own = {names[layer]: chain.build(layer, layer in recompute_cheap) for layer in range(first, end)}
+        others = {names[layer]: build_owned(chain, layer) for layer in owned}
         # Those of others in front: their gradients come last, and no reduction waits for them.
-        self.links = Links(others | own, whole=others)
+        self.links = Layers(others | own, whole=others)
         tie(chain, self.links)
         if "llm" in self.kinds:
             self.language_viewer = LanguageViewer(chain.architecture, chain.language.params_dtype)
         self.viewers = torch.nn.ModuleDict()
         for encoder in chain.architecture.encoders:
-            links, config = ENCODERS[encoder.modality], chain.configs[encoder.modality]
-            if not set(links.viewed).isdisjoint(self.kinds) and (viewer := links.viewer(config, chain.architecture)):
+            built, config = ENCODERS[encoder.modality], chain.configs[encoder.modality]
+            if not set(built.viewed).isdisjoint(self.kinds) and (viewer := built.viewer(config, chain.architecture)):
                 self.viewers[encoder.modality.name] = viewer
 
     @property
-    def run_links(self) -> list[tuple[int, torch.nn.Module]]:
-        """Links that this stage runs, with their indices in the chain."""
+    def run_layers(self) -> list[tuple[int, torch.nn.Module]]:
+        """Layers that this stage runs, with their indices in the chain."""
         return [*enumerate([*self.links.values()][len(self.owned) :], start=self.first)]
 
     @property
     def owned_weights(self) -> list[torch.nn.Parameter]:
-        """Weights of `owned` links."""
+        """Weights of `owned` layers."""
         owned = [*self.links.values()][: len(self.owned)]
-        return [weight for link in owned for weight in link.parameters()]
+        return [weight for layer in owned for weight in layer.parameters()]
 
     @property
     def has_backward(self) -> bool:
@@ -103,35 +103,35 @@ class Stage(MegatronModule):
         return None if self.pre_process else self.chain.shape_before(self.first, batch)
 
     def gathers_first(self, batch: Microbatch) -> bool:
-        """Return whether all weights must be gathered before `batch` runs: links are skipped or ranks exchange."""
+        """Return whether all weights must be gathered before `batch` runs: layers are skipped or ranks exchange."""
         deals = self.chain.architecture.language.experts is not None and self.config.expert_model_parallel_size > 1
-        skips = any(self.chain.passes_by(link, batch) for link in range(self.first, self.end))
-        return self.has_tower_links and (skips or batch.shard is not None or deals)
+        skips = any(self.chain.passes_by(layer, batch) for layer in range(self.first, self.end))
+        return self.has_tower_layers and (skips or batch.shard is not None or deals)
 
     def forward(self, batch: Microbatch) -> Tensor:
-        """Return hidden states [s, b, h] and extras behind the last link, as one tensor; in the last stage `Head`'s
+        """Return hidden states [s, b, h] and extras behind the last layer, as one tensor; in the last stage `Head`'s
         output."""
         carrier, views = self.chain.carrier(batch), self._views(batch)
         flow = carrier.split(self.first, self.input_tensor)
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
-        for link, module in self.run_links:
-            if self.training and batch.iteration and self.chain.draws(link):
-                begin_draws(self.chain.seed, batch, link)
-            step = partial(_run, module, batch, views.get(self.chain.kinds[link], ()))
-            if self.chain.passes_by(link, batch):
+        for layer, module in self.run_layers:
+            if self.training and batch.iteration and self.chain.draws(layer):
+                begin_draws(self.chain.seed, batch, layer)
+            step = partial(_run, module, batch, views.get(self.chain.kinds[layer], ()))
+            if self.chain.passes_by(layer, batch):
                 weights = [weight.detach() if self.chain.is_whole else weight for weight in module.parameters()]
-                step = partial(_pass_by, weights, self.chain.hidden_shape_before(link + 1, batch))
-            elif link in recomputed:
-                step = partial(_recomputed, step, self.chain.gradient_mode(link) == "adapted")
-            if self.chain.gradient_mode(link) == "idle":
+                step = partial(_pass_by, weights, self.chain.hidden_shape_before(layer + 1, batch))
+            elif layer in recomputed:
+                step = partial(_recomputed, step, self.chain.gradient_mode(layer) == "adapted")
+            if self.chain.gradient_mode(layer) == "idle":
                 step = partial(_without_gradient, step)
-            flow = carrier.through(link, flow, step)
+            flow = carrier.through(layer, flow, step)
         out = carrier.joined(self.end, flow)
         # A view would keep a larger tensor alive and cannot be released after sending.
         return out.clone() if out._base is not None else out
 
     def _views(self, batch: Microbatch) -> dict[str, tuple[Any, ...]]:
-        """Return what links read of a pack besides its tensors, by kind: the same for all links of a kind."""
+        """Return what layers read of a pack besides its tensors, by kind: the same for all layers of a kind."""
         views: dict[str, tuple[Any, ...]] = {"llm": (self.language_viewer(batch),)} if "llm" in self.kinds else {}
         for modality in (encoder.modality for encoder in self.chain.architecture.encoders):
             if modality.name in self.viewers and batch.media_of(modality.size).amount:
@@ -145,9 +145,9 @@ class Stage(MegatronModule):
         return state
 
 
-def build_owned(chain: Chain, link: int) -> torch.nn.Module:
-    """Build an unsharded link for one tensor-parallel rank, marked to count in the gradient norm on any rank."""
-    module = chain.whole().build(link)
+def build_owned(chain: Chain, layer: int) -> torch.nn.Module:
+    """Build an unsharded layer for one tensor-parallel rank, marked to count in the gradient norm on any rank."""
+    module = chain.whole().build(layer)
     for weight in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(weight)
         setattr(weight, "tensor_model_parallel", True)  # noqa: B010 (Megatron marks weights so)
@@ -159,12 +159,12 @@ def _run(module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidd
 
 
 def _without_gradient(step: Callable[..., Any], hidden: Tensor | None, *extras: Tensor) -> Any:
-    """Run an idle link, whose input may require a gradient only for the audio tokens that bypass the link."""
+    """Run an idle layer, whose input may require a gradient only for the audio tokens that bypass the layer."""
     return step(None if hidden is None else hidden.detach(), *(extra.detach() for extra in extras))
 
 
 def _recomputed(step: Callable[..., Any], is_adapted: bool, hidden: Any, *extras: Tensor) -> Any:
-    """Run a link, to be recomputed. Core recomputes only if an input requires a gradient, which the input of the first
+    """Run a layer, to be recomputed. Core recomputes only if an input requires a gradient, which the input of the first
     adapters would not."""
     if is_adapted:
         hidden = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
@@ -172,8 +172,8 @@ def _recomputed(step: Callable[..., Any], is_adapted: bool, hidden: Any, *extras
 
 
 def _pass_by(weights: Sequence[Tensor], shape: tuple[int, ...], hidden: Tensor | None, *_: Tensor) -> Tensor:
-    """Return an encoder link's output for a pack without tiles or sounds: an empty tensor that depends on the input and
-    weights. So a data-parallel reduction that waits for the gradients of all weights does not hang; a replicated
+    """Return an encoder layer's output for a pack without tiles or sounds: an empty tensor that depends on the input
+    and weights. So a data-parallel reduction that waits for the gradients of all weights does not hang; a replicated
     tower's copies, which none waits for, come detached."""
     empty: Tensor = _Empty.apply(shape, *weights, *([] if hidden is None else [hidden]))
     return empty

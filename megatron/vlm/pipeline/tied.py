@@ -33,18 +33,18 @@ def embedding_ranks(plan: Plan) -> Callable[..., list[int]]:
     return lambda ranks, *_: [ranks[holder] for holder in holders]
 
 
-def tie(chain: Chain, links: Any) -> None:
-    """Give the head in `links`, if there is one, the word embedding's weight."""
+def tie(chain: Chain, layers: Any) -> None:
+    """Give the head in `layers`, if there is one, the word embedding's weight."""
     if not chain.architecture.tied:
         return
-    if EMBEDDING in links and HEAD in links:
-        weight = links[HEAD].linear.weight = links[EMBEDDING].embedding.weight
+    if EMBEDDING in layers and HEAD in layers:
+        weight = layers[HEAD].linear.weight = layers[EMBEDDING].embedding.weight
         weight.zero_out_wgrad = True  # where the head adds its gradient itself, the embedding's is added beside it
-        links.register_load_state_dict_pre_hook(_fill_in_head)
-    elif EMBEDDING in links:
-        _mark(links[EMBEDDING].embedding.weight, counts=True)
-    elif HEAD in links:
-        copy = links[HEAD].linear.weight
+        layers.register_load_state_dict_pre_hook(_fill_in_head)
+    elif EMBEDDING in layers:
+        _mark(layers[EMBEDDING].embedding.weight, counts=True)
+    elif HEAD in layers:
+        copy = layers[HEAD].linear.weight
         original: Any = chain.build(chain.kinds.index(EMBEDDING))
         copy.data.copy_(original.embedding.weight.data)
         _mark(copy, counts=False)
@@ -56,18 +56,18 @@ def _mark(weight: Any, counts: bool) -> None:
     weight.shared = not counts
 
 
-def _fill_in_head(links: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _fill_in_head(layers: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     if f"{prefix}{EMBEDDING}.embedding.weight" in state:
         state[f"{prefix}{HEAD}.linear.weight"] = state[f"{prefix}{EMBEDDING}.embedding.weight"]
 
 
-def share_in_checkpoint(chain: Chain, links: Any, state: ShardedStateDict, prefix: str) -> None:
+def share_in_checkpoint(chain: Chain, layers: Any, state: ShardedStateDict, prefix: str) -> None:
     """Make the head's entry of a sharded state a copy of the word embedding's, or leave it out where both are here."""
-    if not chain.architecture.tied or HEAD not in links:
+    if not chain.architecture.tied or HEAD not in layers:
         return
-    weight = links[HEAD].linear.weight
+    weight = layers[HEAD].linear.weight
     del state[f"{prefix}{HEAD}.linear.weight"]
-    if EMBEDDING not in links:
+    if EMBEDDING not in layers:
         state[f"{prefix}{HEAD}.linear.weight"] = make_tp_sharded_tensor_for_checkpoint(
             tensor=weight,
             key=f"{prefix}{EMBEDDING}.embedding.weight",

@@ -1,10 +1,10 @@
-"""The replicated tower: every rank of a replica has copies of its links, and each link has one owner.
+"""The replicated tower: every rank of a replica has copies of its layers, and each layer has one owner.
 
     owner                                   all ranks of the replica
     weight in its Stage, trained, saved --> copy                     broadcast after every step of the optimizer
     its gradient                        <-- sum of the copies'       reduced after the last backward
 
-Owners keep links unsharded under their names in the chain: optimizer, clipping and checkpoints treat them like all
+Owners keep layers unsharded under their names in the chain: optimizer, clipping and checkpoints treat them like all
 other weights. Copies are outside of the modules that Megatron trains. Weights and sums are exchanged as one flat tensor
 for each owner, in the same order on all ranks, whether they have encoded images or not.
 """
@@ -53,11 +53,11 @@ class Tower:
     """One rank's copy of the replicated tower, and its exchanges with the owners."""
 
     def __init__(self, chain: Chain, plan: TowerPlan, stage: Stage) -> None:
-        """Make the copies; `stage` is this rank's first chunk, with the links that it owns. Collective over the
+        """Make the copies; `stage` is this rank's first chunk, with the layers that it owns. Collective over the
         replica."""
         self.chain, self.plan = chain.whole(), plan
         with alone():
-            self.copies = Stage(self.chain, 0, plan.links, plan.recompute).cuda()
+            self.copies = Stage(self.chain, 0, plan.layers, plan.recompute).cuda()
         self.group = parallel_state.get_model_parallel_group()
         self.trained = self.copies.has_backward
         self.is_stale = True
@@ -67,11 +67,11 @@ class Tower:
 
     def _pieces(self, stage: Stage, trained: bool) -> Iterator[Piece]:
         for place, owner in enumerate(dist.get_process_group_ranks(self.group)):
-            links = [name for name, whose in zip(self.copies.links, self.plan.owners, strict=True) if whose == place]
+            layers = [name for name, whose in zip(self.copies.links, self.plan.owners, strict=True) if whose == place]
             copies, owned = (
                 [
                     weight
-                    for name in links
+                    for name in layers
                     if name in module.links
                     for weight in module.links[name].parameters()
                     if weight.requires_grad == trained
@@ -122,13 +122,14 @@ class Tower:
             piece.sums.zero_()
 
 
-def owned_links(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
-    """Return the links of a replicated tower that a chunk of this rank owns; the first chunk owns all of the rank's."""
+def owned_layers(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
+    """Return the layers of a replicated tower that a chunk of this rank owns; the first chunk owns all of the
+    rank's."""
     if plan.tower is None or vp_stage:
         return ()
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
     place = here * parallel_state.get_tensor_model_parallel_world_size() + tensor
-    return tuple(link for link, owner in enumerate(plan.tower.owners) if owner == place)
+    return tuple(layer for layer, owner in enumerate(plan.tower.owners) if owner == place)
 
 
 def _flatten(

@@ -238,7 +238,7 @@ def check_replicated_tower(args: Namespace, plan: Plan) -> str | None:
                 f"{ranks.index(max(ranks))} together, and their dropout masks would differ from those of one "
                 "rank; plan with --tower cut, or leave dropout out"
             )
-    return f"{tower.links} links, {tower.mode}; at most {max(ranks)} ranks encode a microbatch"
+    return f"{tower.layers} layers, {tower.mode}; at most {max(ranks)} ranks encode a microbatch"
 
 
 def _check_saving(run: Run) -> str:

@@ -32,7 +32,7 @@ def float8_gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict
 def _gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict[str, float]:
     seconds, saved, tokens = cost.forward_seconds + cost.backward_seconds, 0.0, tokens - tokens % MULTIPLE
     found: dict[str, float] = {}
-    for name, weight in stage.run_links[0][1].named_parameters():
+    for name, weight in stage.run_layers[0][1].named_parameters():
         matrix = name.removesuffix(".weight").rpartition(".")[2]
         fits = weight.dim() == 2 and not any(side % MULTIPLE for side in weight.shape)
         if fits and tokens and matrix.startswith("linear_"):

@@ -37,13 +37,13 @@ class KindMeasurement:
     """
 
     def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: Budgets) -> None:
-        self.link, self.count = _consecutive(kind, chain.architecture.cost_kinds)
+        self.layer, self.count = _consecutive(kind, chain.architecture.cost_kinds)
         self.args, self.chain, self.kind = args, chain, kind
-        layer = chain.architecture.layers[self.link]
+        layer = chain.architecture.layers[self.layer]
         self.grows_with_squares = isinstance(layer, Layer) and layer.attention is not None
         self.packs = self._packs(budgets)
-        self.module = wrapped_stage(chain, self.link, self.link + self.count)
-        self.mode = chain.gradient_mode(self.link)
+        self.module = wrapped_stage(chain, self.layer, self.layer + self.count)
+        self.mode = chain.gradient_mode(self.layer)
         weights = list(self.module.parameters())
         self.parameters = sum(map(_full_size, weights)) // self.count
         self.weights = sum(weight.numel() for weight in weights) / self.count
@@ -52,14 +52,14 @@ class KindMeasurement:
         experts = [weight.numel() for weight in weights if weight.requires_grad and _is_expert_parallel(weight)]
         self.trained_experts = sum(experts) / self.count
         """Number of `trained` parameters that are expert-parallel."""
-        self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
-        self.cheap = wrapped_stage(chain, self.link, self.link + self.count, True) if self.modes else None
+        self.modes = MODES if chain.kinds[self.layer] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
+        self.cheap = wrapped_stage(chain, self.layer, self.layer + self.count, True) if self.modes else None
         """Layers as in `module`, built to recompute norms and activation functions."""
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
         self.timer = Timer()
         """Timer of the runs without recomputation, at the budgets."""
-        self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
+        self.split = SplitBackward(args, chain, self.layer, self.count, self.packs[0]) if self.trained else None
 
     def _packs(self, budgets: Budgets) -> list[Microbatch]:
         """Make packs at the budgets and, for the fit, half as large; where attention counts, also one long sample.
@@ -229,7 +229,7 @@ def recompute(stage: Stage, enabled: bool) -> None:
 
 
 def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
-    """Return (first, count) of up to `LAYERS` consecutive links of a kind."""
+    """Return (first, count) of up to `LAYERS` consecutive layers of a kind."""
     for count in range(LAYERS, 0, -1):
         starts = [i for i in range(len(kinds)) if tuple(kinds[i : i + count]) == (kind,) * count]
         if starts:

@@ -1,4 +1,4 @@
-"""Counts the work of an audio encoder's links from their shapes.
+"""Counts the work of an audio encoder's layers from their shapes.
 
 Every tensor-parallel rank embeds all mel frames; layers are those of a ViT, and rows attend to those of their window.
 """

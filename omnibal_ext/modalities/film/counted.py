@@ -1,6 +1,6 @@
 """Matrices, work and weights of the layers of an encoder of videos: those of a ViT for tiles.
 
-Its last link has no weights. The planner counts there what another's projector does with its rows.
+Its last layer has no weights. The planner counts there what another's projector does with its rows.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Counts the work of a ViT's links from their shapes."""
+"""Counts the work of a ViT's layers from their shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -50,8 +50,8 @@ def assert_adamw(
         norm = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients.values()))
         clipped += norm > clip
         for name, whole in gradients.items():
-            gradient, link = whole * min(1.0, clip / (norm + 1e-6)), name.partition("links.")[2]
-            part = "vit" if link.startswith(("vit_", "patch_embed.")) else link.partition(".")[0]
+            gradient, layer = whole * min(1.0, clip / (norm + 1e-6)), name.partition("links.")[2]
+            part = "vit" if layer.startswith(("vit_", "patch_embed.")) else layer.partition(".")[0]
             mean[name] = first * mean[name] + (1 - first) * gradient
             square[name] = second * square[name] + (1 - second) * gradient.square()
             direction = mean[name] / (1 - first**step) / ((square[name] / (1 - second**step)).sqrt() + epsilon)

@@ -138,7 +138,7 @@ def computed(stage: Stage, batch: Microbatch) -> tuple[Tensor, float]:
 
 def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set[str]:
     """Weights that our `--freeze vit` trains, and who freezes transformers' vision tower does not, or the other way; of
-    the projector's link those that `--freeze projector` treats otherwise."""
+    the projector's layer those that `--freeze projector` treats otherwise."""
     towers = [tower for name in TOWERS if (tower := getattr(theirs.model, name, None)) is not None]
     if not towers:
         return set()  # there is no ViT

@@ -45,7 +45,7 @@ def found(case: tuple[str, str]) -> dict[str, float]:
 def test_a_family_equals_transformers(case: tuple[str, str]) -> None:
     """And its weights, read by Megatron at this tensor-parallel size, saved by it and exported: names, files and bits
     are the same (on one rank: test_convert.py). Freezing the ViT freezes what transformers has in its tower: its last
-    norm too, which lies in the projector's link, and which freezing the projector leaves trained."""
+    norm too, which lies in the projector's layer, and which freezing the projector leaves trained."""
     one = found(case)
     assert one["scale"] > 1, "logits so small that any model would pass"
     assert one["logits"] < TOLERANCE

@@ -54,10 +54,10 @@ class Bounds:
         turn = whole_way + input_gradient[-1, :, m_turn] - input_gradient[..., m_turn]
         all_work, to_last = self._work(actions), self._work(actions[: last_b + 1])
         from_turn, own = self._work(actions[first_b : last_b + 1]), self.step
-        again = self._least_again(s)
+        recomputed = self._least_recomputed(s)
 
         iterations, ranks = self.problem.cases
-        return _slices(np.stack([come, go, turn, all_work, to_last, from_turn]), own, again, iterations, ranks)
+        return _slices(np.stack([come, go, turn, all_work, to_last, from_turn]), own, recomputed, iterations, ranks)
 
     def _work(self, actions: list[Action]) -> Floats:
         """[layers + 1, cases]: prefix sums of what these actions of one rank take, layer by layer."""
@@ -69,7 +69,7 @@ class Bounds:
             self.forward @ chosen["F"] + (self.backward - self.weight) @ chosen["B"] + self.weight @ chosen["W"]
         )
 
-    def _least_again(self, s: int) -> Floats:
+    def _least_recomputed(self, s: int) -> Floats:
         """[layers + 1, layers + 1, cases]: least seconds of recomputing that free the bytes missing, as if layers could
         be split (the best bytes a second first); inf where even everything is too little."""
         problem, t = self.problem, self.problem.tables
@@ -91,11 +91,11 @@ class Bounds:
             out[left > 1e-9 * problem.memory_bytes, case] = np.inf
         return out
 
-    def prefix_bound(self, edges: list[int], held: Ints, again: Ints) -> float:
+    def prefix_bound(self, edges: list[int], held: Ints, recomputed: Ints) -> float:
         """Bound of all layouts that begin with the stages of `edges` (0, ..., e); counts int64 [stages, ...]."""
         problem, t, e = self.problem, self.problem.tables, edges[-1]
         weight = np.tensordot(held, t.weight, 1) * problem.program.split_backward
-        backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1) - weight
+        backward = np.tensordot(held, t.backward, 1) + np.tensordot(recomputed, t.recompute, 1) - weight
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight])
         hops = 2 * (problem.stages - len(edges) + 1) * self.least_transfer
         there_and_back = (self.forward[-1] - self.forward[e]) + (self.backward - self.weight)[-1]
@@ -127,11 +127,11 @@ class _Search:
         for s in range(problem.stages - 1, -1, -1):
             self.least[s] = np.maximum(self.allowed[s], self.least[s + 1][None, :]).min(axis=1)
 
-    def descend(self, edges: list[int], again: list[Ints]) -> Layout | None:
+    def descend(self, edges: list[int], recomputed: list[Ints]) -> Layout | None:
         """A faster layout that begins with these stages."""
         stage, first = len(edges) - 1, edges[-1]
         if stage == self.problem.stages:
-            layout = self.problem.layout(edges, np.stack(again))
+            layout = self.problem.layout(edges, np.stack(recomputed))
             return layout if self.problem.step_seconds(layout) < self.seconds else None
         bounds = np.maximum(self.allowed[stage, first], self.least[stage + 1])
         for end in np.argsort(bounds, kind="stable").tolist():
@@ -143,7 +143,7 @@ class _Search:
                 self.looks -= 1
                 if self.looks < 0:
                     raise RuntimeError("too many layouts for the bounds")
-                counts = [*again, choice[0]]
+                counts = [*recomputed, choice[0]]
                 if self.bounds.prefix_bound(path, held, np.stack(counts)) < self.seconds:
                     found = self.descend(path, counts)
                     if found is not None:
@@ -197,7 +197,7 @@ def _prefix_ends(
 
 @njit(cache=True)
 def _slices(
-    sums: Floats, own: Floats, again: Floats, iterations: int, ranks: int
+    sums: Floats, own: Floats, recomputed: Floats, iterations: int, ranks: int
 ) -> Floats:  # pragma: no cover - compiled
     """The bound of every slice of a stage; sums [6, layers + 1, cases]: come, go, turn, three prefix sums of work."""
     come, go, turn, all_work, to_last, from_turn = sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]
@@ -211,7 +211,7 @@ def _slices(
                     alone = come[i, case] + all_work[j, case] - all_work[i, case] + own[j] - own[i]
                     through = come[i, case] + to_last[j, case] - to_last[i, case] + go[i, case]
                     turned = turn[j, case] + from_turn[j, case] - from_turn[i, case] + go[i, case]
-                    worst = max(worst, max(alone, through, turned) + again[i, j, case])
+                    worst = max(worst, max(alone, through, turned) + recomputed[i, j, case])
                 total += worst
             out[i, j] = total / iterations
     return out

@@ -63,7 +63,7 @@ def problem(
 def test_what_a_tower_takes_by_hand() -> None:
     costs = TowerCosts.of(small(), 4)
     tiles = {"tiles": np.array([0.0, 1.0, 4.0])}
-    # Light links take 0.1 and 0.2 at four tiles, in proportion; ViT layers as their fits say.
+    # Light layers take 0.1 and 0.2 at four tiles, in proportion; ViT layers as their fits say.
     assert costs.forward(tiles) == pytest.approx([0.0, 2 * 0.15 + 2 * 0.1 / 4, 2 * 0.3 + 2 * 0.1])
     assert costs.backward(tiles) == pytest.approx([0.0, 2 * 0.3 + 2 * 0.2 / 4, 2 * 0.6 + 2 * 0.2])
     assert costs.backward(tiles, (1,))[2] == pytest.approx(2 * 0.6 + 2 * 0.2 + 0.3)
@@ -127,7 +127,7 @@ def test_encoding_by_hand() -> None:
     assert found.kept[1] == pytest.approx([costs.kept_bytes("tiles", (1,)), 2 * costs.kept_bytes("tiles", (1,))])
     assert found.kept[0] == pytest.approx([costs.kept_bytes("tiles", (1,)), 0.0])
     assert found.waiting == pytest.approx([0.25, 0.5])
-    assert found.fixed_bytes == pytest.approx([10 + 138, 10 + 138])  # the fullest tensor rank's link, copies and sums
+    assert found.fixed_bytes == pytest.approx([10 + 138, 10 + 138])  # the fullest tensor rank's layer, copies and sums
     assert found.step == pytest.approx([0.138, 0.138])
 
 
@@ -159,7 +159,7 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_auto"])
 def test_a_plan_beside_is_a_plan_that_the_report_reads_back(schedule: str, trained: bool) -> None:
-    """Of the fastest: all links once, bytes within the memory, and what it is judged by is the same again."""
+    """Of the fastest: all layers once, bytes within the memory, and what it is judged by is the same again."""
     whole = problem(3, 2, 6, trained, schedule_name=schedule)
     found, (best,) = plan_beside(whole, "joint", seconds=0.2)
     plan = make_plan(found, [best], "joint")

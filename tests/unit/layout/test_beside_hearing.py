@@ -33,26 +33,26 @@ def packs(*frames: int) -> PackSizes:
 SIZES: tuple[Size, Size] = ("frames", "tiles")
 AUDIO_BESIDE = "audio=beside,vision=cut"
 TOWERS = {"beside": 8, AUDIO_BESIDE: 4}
-"""Of each layout the links of the tower, in `PROFILE`'s chain."""
+"""Of each layout the layers of the tower, in `PROFILE`'s chain."""
 
 
 @pytest.mark.parametrize("layout", TOWERS)
 def test_what_a_tower_that_hears_takes_by_hand(layout: str) -> None:
     """Of the packs' frames and, with both encoders, of their tiles: seconds, bytes and hops on two ranks."""
-    links, heard = TOWERS[layout], np.array([0, FRAMES, FRAMES // 2]) / FRAMES
+    layers, heard = TOWERS[layout], np.array([0, FRAMES, FRAMES // 2]) / FRAMES
     seen = 0.5 * (layout == "beside")  # two of four tiles
-    tower = Tower(links, (0,) * links, ((0,),) * 3, "bubbles", (1,), dict.fromkeys(SIZES[: 1 + (links == 8)], 1.0))
-    beside = TowerBeside(tower, TowerCosts.of(PROFILE, links), PROFILE, 2, packs(0, FRAMES, FRAMES // 2))
+    tower = Tower(layers, (0,) * layers, ((0,),) * 3, "bubbles", (1,), dict.fromkeys(SIZES[: 1 + (layers == 8)], 1.0))
+    beside = TowerBeside(tower, TowerCosts.of(PROFILE, layers), PROFILE, 2, packs(0, FRAMES, FRAMES // 2))
     found, vit = beside.encoding(0), PROFILE.layers["vit"]
     assert found.seconds[0, 0] == pytest.approx(4 * 0.1 * heard + seen * (0.2 + 2 * vit.forward_seconds))
-    again = 0.1 * heard  # of link 1, an audio layer
+    again = 0.1 * heard  # of layer 1, an audio layer
     assert found.seconds[1, 0] == pytest.approx(4 * 0.2 * heard + seen * (0.4 + 2 * vit.backward_seconds) + again)
     assert found.hops == pytest.approx(0.5 * (heard + seen))
     assert found.waiting == pytest.approx(heard + seen)
     assert found.kept[0] == pytest.approx(4 * heard + seen * (2 + 2 * vit.kept_bytes))
     both = 4 * 0.1 + 4 * 0.2, 2 * 0.1 + 2 * 0.2 + 2 * (vit.forward_seconds + vit.backward_seconds)
-    ratio = (both[0] / FRAMES) / (both[1] / 4) if links == 8 else 1.0
-    assert beside.costs.rates == {"frames": pytest.approx(ratio)} | ({"tiles": 1.0} if links == 8 else {})
+    ratio = (both[0] / FRAMES) / (both[1] / 4) if layers == 8 else 1.0
+    assert beside.costs.rates == {"frames": pytest.approx(ratio)} | ({"tiles": 1.0} if layers == 8 else {})
 
 
 def test_audio_tokens_pass_the_stages_that_hold_the_vision_tower() -> None:
@@ -93,7 +93,7 @@ def test_a_tower_that_hears_is_planned_beside_the_pipeline(layout: str, tmp_path
         steps = {one: said["tower"][f"{one}_step_seconds"] for one in ("cut", *TOWERS)}
         assert steps[chosen] == min(steps.values())
     else:
-        assert (chosen, found.links_beside) == (layout, TOWERS[layout])
+        assert (chosen, found.layers_beside) == (layout, TOWERS[layout])
         assert plan.tower is not None
         assert tuple(plan.tower.rates) == SIZES[: 1 + (layout == "beside")]
 

@@ -34,15 +34,15 @@ def test_every_count_that_fits_has_one_among_the_found_that_takes_no_longer_in_a
     ]
     counts = [np.array(one).ravel() for one in product(*ways)]
 
-    def taken(again: np.ndarray) -> np.ndarray:
-        return (again * seconds).reshape(-1, 2).sum(axis=1)
+    def taken(recomputed: np.ndarray) -> np.ndarray:
+        return (recomputed * seconds).reshape(-1, 2).sum(axis=1)
 
     everything = a_stage(random, kinds, np.inf)
     for share in (0.05, 0.3, 0.7):
         most = sum(2 * held * everything.kept) + held.sum()
         stage = everything._replace(room=float(most * (1 - share)))
         found = minimal(stage, held, seconds, offered)
-        assert all(fits(stage, held, again) for again in found)
-        for again in counts:
-            if fits(stage, held, again):
-                assert any((taken(one) <= taken(again) + 1e-9).all() for one in found), (share, again)
+        assert all(fits(stage, held, recomputed) for recomputed in found)
+        for recomputed in counts:
+            if fits(stage, held, recomputed):
+                assert any((taken(one) <= taken(recomputed) + 1e-9).all() for one in found), (share, recomputed)

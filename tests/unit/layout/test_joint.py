@@ -74,11 +74,11 @@ def test_bytes_are_those_of_playing_every_action(seed: int, schedule: str, pick:
     layout = layouts[pick % len(layouts)]
     played = problem.simulate(layout).peak_bytes
     assert problem.stage_peak_bytes(layout) == pytest.approx(played.tolist())
-    held, again = problem.counts(layout)
+    held, recomputed = problem.counts(layout)
     for rank in range(problem.ranks * (problem.chunks == 1)):
         for memory in (played[rank] * (1 - 1e-9), played[rank] * (1 + 1e-9)):
             limited = replace(problem, memory_bytes=float(memory))
-            assert fits(limited.stage_bytes[rank], held[rank], again[rank]) == (memory > played[rank])
+            assert fits(limited.stage_bytes[rank], held[rank], recomputed[rank]) == (memory > played[rank])
 
 
 @pytest.mark.slow
@@ -240,8 +240,8 @@ def test_a_pipeline_of_large_models_gains_and_the_plan_has_the_lists(monkeypatch
     assert plan.build_schedule() == built.schedule != problem.schedule
     assert plan.predicted["step_seconds"] == pytest.approx(candidates[0].step_seconds)
     assert max(plan.predicted["stage_peak_bytes"]) <= 80e9
-    again, others = find_plan(problem, "joint", seconds=0.1)
-    assert again.lists == built.lists
+    recomputed, others = find_plan(problem, "joint", seconds=0.1)
+    assert recomputed.lists == built.lists
     assert others == candidates
 
 

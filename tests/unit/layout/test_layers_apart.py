@@ -34,7 +34,7 @@ OTHERS = (0, 1, 3)
 SECONDS = {"forward_seconds": 1.5, "backward_seconds": 3.5}
 BYTES = {"kept_bytes": 9.0, "weight_bytes": 3.0, "late_bytes": 5.0, "step_seconds": 0.5}
 PARTS = {"vit": range(1, 5), "llm": range(7, 11)}
-"""Their links: the chain is patch_embed, vit 0 to 3, projector, word_embed, llm 0 to 3, head."""
+"""Their layers: the chain is patch_embed, vit 0 to 3, projector, word_embed, llm 0 to 3, head."""
 
 
 def profile_of(*kinds: str) -> Profile:
@@ -61,8 +61,8 @@ def test_a_stage_takes_and_holds_what_its_layers_do(profile: Profile) -> None:
     costs = [profile.layers[kind] for kind in profile.cost_kinds]
     scale = np.array([0.5] * 6 + [1.0] * 6)  # the pack has half of the tiles
     # Of language layers the most that any kind keeps is promised for all.
-    promised = [max(costs[one].kept_bytes for one in PARTS["llm"]) if link in PARTS["llm"] else cost.kept_bytes
-                for link, cost in enumerate(costs)]  # fmt: skip
+    promised = [max(costs[one].kept_bytes for one in PARTS["llm"]) if layer in PARTS["llm"] else cost.kept_bytes
+                for layer, cost in enumerate(costs)]  # fmt: skip
     for edge in range(1, len(costs)):
         layout, slices = Layout((0, edge, len(costs)), ((), ())), (slice(edge), slice(edge, None))
         found = problem.stage_costs(layout)
@@ -82,11 +82,11 @@ def test_a_stage_takes_and_holds_what_its_layers_do(profile: Profile) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_running_some_again_takes_the_mean(part: str, profile: Profile) -> None:
     problem = LayoutProblem(profile, ranks=1, microbatches=1, memory_bytes=1e3)
-    links = PARTS[part]
-    mean = np.mean([profile.layers[profile.cost_kinds[link]].forward_seconds for link in links])
+    layers = PARTS[part]
+    mean = np.mean([profile.layers[profile.cost_kinds[layer]].forward_seconds for layer in layers])
     plain = problem.step_seconds(Layout((0, 12), ((),)))
     for count in range(5):
-        again = problem.step_seconds(Layout((0, 12), (tuple(links)[:count],)))
+        again = problem.step_seconds(Layout((0, 12), (tuple(layers)[:count],)))
         assert again - plain == pytest.approx(count * mean)
 
 
@@ -147,7 +147,7 @@ def test_their_costs_are_read_again_and_missed(kind: str, tmp_path: Path) -> Non
 
 def test_features_travel_from_their_vit_layer_to_their_language_layer() -> None:
     """Of layers 1 and 2: the first enters behind llm.0, the second behind llm.1; side by side they go to the projector.
-    Links: patch_embed, vit.0 to vit.3, projector, word_embed, llm.0 to llm.2, head."""
+    Layers: patch_embed, vit.0 to vit.3, projector, word_embed, llm.0 to llm.2, head."""
     chain = layer_chain(4, 3)
     assert features_after(chain, {VISION: Features((1, 2))}) == (0, 0, 1, 2, 2, 2, 2, 1, 0, 0, 0)
     assert features_after(chain, {VISION: Features((1, 2), joined=True)}) == (0, 0, 1, 2, 2, 0, 0, 0, 0, 0, 0)

@@ -116,11 +116,11 @@ def test_fewest_that_fit_is_the_fewest_of_all_for_one_stage_a_rank(seed: int) ->
         assert max(least) > problem.memory_bytes
         return
     assert max(problem.stage_peak_bytes(layout)) <= problem.memory_bytes
-    held, again = problem.counts(layout)
+    held, recomputed = problem.counts(layout)
     saved = problem.tables.saved
     for rank in range(problem.ranks):
-        chosen = (again[rank].sum(), -again[rank] @ saved)
-        assert not again[rank] @ ~problem.columns.whole, "whole layers are counted"
+        chosen = (recomputed[rank].sum(), -recomputed[rank] @ saved)
+        assert not recomputed[rank] @ ~problem.columns.whole, "whole layers are counted"
         for counts in product(*(range(n + 1) for n in held[rank, problem.columns.of_option] * problem.columns.whole)):
             if (sum(counts), -np.array(counts) @ saved + 1e-9) < chosen:  # fewer, or as many that save more
                 assert problem.rank_bytes(rank, held[[rank]], np.array([counts])) > problem.memory_bytes

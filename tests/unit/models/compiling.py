@@ -77,9 +77,9 @@ def graphs(model: str) -> list[int]:
     )
     with megatron_alone(model) as inputs:
         chain = Chain.of(inputs.args, harness.MODELS[model])
-        links = len(chain.kinds)
-        again = (tuple(range(0, links, 3)), tuple(range(1, links, 3)))
-        (stage,) = get_model(lambda **_: Stage(chain, 0, links, *again), ModelType.encoder_or_decoder)
+        layers = len(chain.kinds)
+        again = (tuple(range(0, layers, 3)), tuple(range(1, layers, 3)))
+        (stage,) = get_model(lambda **_: Stage(chain, 0, layers, *again), ModelType.encoder_or_decoder)
         found = []
         for pack in packs:
             step = StagePass(chain, stage, pack)

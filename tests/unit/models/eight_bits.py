@@ -30,12 +30,12 @@ def gradients(chain: Chain, multiple: int, *recompute: tuple[int, ...]) -> list[
 
 def with_tower_beside(chain: Chain, multiple: int) -> tuple[float, int]:
     """The loss where a copy of the tower makes the image tokens, and how often that multiplied in eight bits."""
-    links, pack = chain.kinds.index("word_embed"), harness.sample_packs("all", multiple)[7]
+    layers, pack = chain.kinds.index("word_embed"), harness.sample_packs("all", multiple)[7]
     FP8GlobalStateManager.ENTERED = 0
     with alone():
-        tokens = Stage(chain.whole(), 0, links)(pack)
+        tokens = Stage(chain.whole(), 0, layers)(pack)
     entered = FP8GlobalStateManager.ENTERED
-    stage = Stage(chain, links, 11, owned=tuple(range(links)))
+    stage = Stage(chain, layers, 11, owned=tuple(range(layers)))
     stage.set_input_tensor(tokens)
     loss: float = stage(pack).mean().item()
     return loss, entered
@@ -59,7 +59,7 @@ def main() -> None:
         assert all(torch.isfinite(weight.grad).all() for weight in stage.parameters())
     args.fp8, args.first_last_layers_bf16 = eight_bits, False
     chain = harness.build_chain(get_args(), harness.SMALL)
-    again = tuple(link for link, kind in enumerate(chain.kinds) if kind == "llm")
+    again = tuple(layer for layer, kind in enumerate(chain.kinds) if kind == "llm")
     kept = gradients(chain, multiple)
     pairs = zip(kept, gradients(chain, multiple, again), strict=True)
     found["layers again: difference"] = max((one - other).abs().max().item() for one, other in pairs)

@@ -10,7 +10,7 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients
 from omnibal_ext.chain import PARTS
 from tests.distributed import harness
-from tests.unit.models.test_again import WAYS, build, different, gradients_of
+from tests.unit.models.test_cheap_recompute import WAYS, build, different, gradients_of
 
 pytestmark = pytest.mark.usefixtures("inputs")
 

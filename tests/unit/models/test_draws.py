@@ -1,4 +1,4 @@
-"""What a link draws for a pack follows from the seed, the iteration, the pack and its place in the chain alone."""
+"""What a layer draws for a pack follows from the seed, the iteration, the pack and its place in the chain alone."""
 
 from itertools import product
 
@@ -25,13 +25,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], tuple[float,
     found = {}
     for name in ("get_expert_model_parallel_rank", "get_expert_tensor_parallel_rank"):
         monkeypatch.setattr(random, name, lambda: 0)
-    for seed, iteration, pack, link, tensor in product(SEEDS, ITERATIONS, PACKS, LINKS, TENSOR):
+    for seed, iteration, pack, layer, tensor in product(SEEDS, ITERATIONS, PACKS, LINKS, TENSOR):
         monkeypatch.setattr(random, "get_tensor_model_parallel_rank", lambda rank=tensor: rank)
         torch.rand(seed + 3 * iteration + pack)  # whatever was drawn before
-        begin_draws(seed, pack_of(iteration, pack), link)
+        begin_draws(seed, pack_of(iteration, pack), layer)
         alike = torch.rand(1).item()
         with tensor_parallel.get_cuda_rng_tracker().fork():
-            found[seed, iteration, pack, link, tensor] = alike, torch.rand(1).item()
+            found[seed, iteration, pack, layer, tensor] = alike, torch.rand(1).item()
     return found
 
 

@@ -1,4 +1,4 @@
-"""Initial weights: every link and tensor-parallel rank draws its own numbers, of the size asked for."""
+"""Initial weights: every layer and tensor-parallel rank draws its own numbers, of the size asked for."""
 
 import math
 from dataclasses import dataclass, replace
@@ -34,8 +34,8 @@ def chain_of(inputs: TrainingInputs, model: str, seed: int) -> Chain:
 def drawn_weights(chain: Chain) -> dict[str, Tensor]:
     return {
         f"{name}.{weight_name}": weight.detach()
-        for link, name in enumerate(chain.names)
-        for weight_name, weight in chain.build(link).named_parameters()
+        for layer, name in enumerate(chain.names)
+        for weight_name, weight in chain.build(layer).named_parameters()
         if weight.dim() > 1
     }
 
@@ -63,11 +63,11 @@ def test_no_two_links_and_ranks_draw_the_same_numbers(
     assert len(seen) == len(drawn) + (RANKS - 1) * own
 
 
-@pytest.mark.parametrize("link", ["word_embed", "head"])
-def test_the_host_draws_from_the_seed_and_the_place_in_the_chain(inputs: TrainingInputs, link: str) -> None:
+@pytest.mark.parametrize("layer", ["word_embed", "head"])
+def test_the_host_draws_from_the_seed_and_the_place_in_the_chain(inputs: TrainingInputs, layer: str) -> None:
     """These numbers are those of all runs before: a change would make results incomparable."""
     chain = chain_of(inputs, "small", seed=5)
-    place = chain.names.index(link)
+    place = chain.names.index(layer)
     wanted = torch.empty(128, 48).normal_(0.0, STD, generator=torch.Generator().manual_seed(5 + place))
     (weight,) = (weight for weight in chain.build(place).parameters() if weight.dim() > 1)
     assert torch.equal(weight, wanted)
@@ -86,8 +86,8 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
     chain = replace(harness.build_chain(inputs.args, shallow), seed=9)
     layers_of = {"vit": layers, "llm": chain.architecture.language.layers}
     layers_of |= {one.modality.kinds[1]: one.layers for one in known.further}
-    for link, name in enumerate(chain.names):
-        for inside, weight in chain.build(link).named_parameters():
+    for layer, name in enumerate(chain.names):
+        for inside, weight in chain.build(layer).named_parameters():
             whole, part = f"{name}.{inside}", name.partition(".")[0]
             if inside.endswith(("a_log", "dt_bias")):
                 least, most = (0.01, 16) if inside.endswith("a_log") else (1e-3, 1e-1)
@@ -129,13 +129,13 @@ def test_an_expert_starts_alike_wherever_it_lies(
 ) -> None:
     """Bit for bit, as with all experts on one rank; and so does all beside the experts."""
     chain = chain_of(inputs, "experts", seed=17)
-    link = chain.kinds.index("llm")
-    whole = dict(chain.build(link).named_parameters())
+    layer = chain.kinds.index("llm")
+    whole = dict(chain.build(layer).named_parameters())
     found: dict[str, list[Tensor]] = {name: [] for name in whole}
     for rank in range(dealt):
         monkeypatch.setattr(parallel_state, "_EXPERT_MODEL_PARALLEL_GROUP", Group(dealt, rank))
         monkeypatch.setattr(parallel_state, "_MPU_EXPERT_MODEL_PARALLEL_RANK", rank)
-        for name, weight in chain.build(link).named_parameters():
+        for name, weight in chain.build(layer).named_parameters():
             found[name].append(weight)
     for name, weights in found.items():
         if ".experts." in name:
@@ -156,8 +156,8 @@ def test_odd_heads_start_as_on_one_rank(inputs: TrainingInputs, monkeypatch: pyt
 
     def weights() -> dict[str, torch.nn.Parameter]:
         chain = replace(harness.build_chain(inputs.args, ODD), seed=11)
-        return {f"{link}.{name}": weight for link in range(len(chain.kinds))
-                for name, weight in chain.build(link).named_parameters()}  # fmt: skip
+        return {f"{layer}.{name}": weight for layer in range(len(chain.kinds))
+                for name, weight in chain.build(layer).named_parameters()}  # fmt: skip
 
     monkeypatch.setattr(inputs.args, "use_cpu_initialization", True)
     whole = weights()
@@ -175,4 +175,4 @@ def test_odd_heads_start_as_on_one_rank(inputs: TrainingInputs, monkeypatch: pyt
 def test_copies_of_a_tied_weight_start_alike(inputs: TrainingInputs, drawn_on: str) -> None:
     chain = chain_of(inputs, "tied", seed=13)
     first, last = Stage(chain, 0, len(chain.kinds) - 1), Stage(chain, len(chain.kinds) - 1, len(chain.kinds))
-    assert torch.equal(first.links["word_embed"].embedding.weight, last.links["head"].linear.weight)
+    assert torch.equal(first.layers["word_embed"].embedding.weight, last.layers["head"].linear.weight)

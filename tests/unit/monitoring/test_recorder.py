@@ -109,7 +109,7 @@ def test_parts_come_in_the_order_of_the_chain_and_add_up(record: dict[str, Any])
         assert sum(seconds for _, _, seconds in pieces) == pytest.approx(end - start)
         parts = [f"{part} {phase}" for part, phase, _ in pieces if part != "other"]
         if harness.sample_packs()[microbatch].media_of("tiles").amount == 0:
-            continue  # passes the vision links by
+            continue  # passes the vision layers by
         assert parts == (FORWARDS if kind == "F" else AGAIN if record["recomputes"] else PLAIN)
 
 

@@ -1,4 +1,4 @@
-"""A pack that passes a link by gives its weights no gradient, and lets Megatron reduce as if it had."""
+"""A pack that passes a layer by gives its weights no gradient, and lets Megatron reduce as if it had."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Link(torch.nn.Module):
 
 @pytest.fixture
 def wrapped(one_rank: None) -> Iterator[DistributedDataParallel]:
-    """A link as Megatron wraps it, gradients reduced beside the backward pass."""
+    """A layer as Megatron wraps it, gradients reduced beside the backward pass."""
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
     settings = DistributedDataParallelConfig(overlap_grad_reduce=True, grad_reduce_in_fp32=True)
@@ -35,7 +35,7 @@ def wrapped(one_rank: None) -> Iterator[DistributedDataParallel]:
 
 @pytest.mark.parametrize("order", ["by", "real", "by real", "real by", "by real by real real"])
 def test_what_passes_by_adds_nothing_and_writes_nothing(wrapped: DistributedDataParallel, order: str) -> None:
-    """What a link's weight is handed then is not read; the gradients before and after count."""
+    """What a layer's weight is handed then is not read; the gradients before and after count."""
     weight, kinds = wrapped.module.weight, order.split()
     rows = torch.tensor([[5.0, 7.0]], requires_grad=True)
     for number, kind in enumerate(kinds):
@@ -62,6 +62,6 @@ def test_a_fused_product_s_mark_stays(wrapped: DistributedDataParallel) -> None:
 
 
 def test_without_megatron_s_sums_gradients_are_zero(one_rank: None) -> None:
-    link = Link()
-    link(torch.ones(1, 2), True).sum().backward()
-    assert torch.equal(link.weight.grad, torch.zeros(2))
+    layer = Link()
+    layer(torch.ones(1, 2), True).sum().backward()
+    assert torch.equal(layer.weight.grad, torch.zeros(2))

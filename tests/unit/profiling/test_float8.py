@@ -39,7 +39,7 @@ def test_the_layer_gains_what_its_matrices_save(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(float8, "_seconds", seconds)
     layer = nn.ModuleDict({"linear_fc1": nn.Linear(32, 128), "linear_fc2": nn.Linear(128, 32), "norm": nn.LayerNorm(32),
                            "linear_odd": nn.Linear(32, 24), "router": nn.Linear(32, 32, bias=False)})  # fmt: skip
-    stage: Any = SimpleNamespace(run_links=[(3, layer)])
+    stage: Any = SimpleNamespace(run_layers=[(3, layer)])
     found = float8.float8_gains(stage, COST, 47, 5)
     assert found == {"linear_fc1": 8 / 5, "linear_fc2": 1.0, "layer": 30 / 27}
     assert set(asked) == {(32, 5)}, "rows that float8 multiplies"
@@ -53,7 +53,7 @@ def test_a_product_that_fails_leaves_the_profile(
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
     monkeypatch.setattr(float8, "_seconds", fails)
-    stage: Any = SimpleNamespace(run_links=[(3, nn.ModuleDict({"linear_fc1": nn.Linear(32, 128)}))])
+    stage: Any = SimpleNamespace(run_layers=[(3, nn.ModuleDict({"linear_fc1": nn.Linear(32, 128)}))])
     assert float8.float8_gains(stage, COST, 64, 5) == {}
     assert capsys.readouterr().err == "float8 was not measured: CUDA out of memory.\n"
 
@@ -63,8 +63,8 @@ def test_every_matrix_of_a_layer_is_measured(kind: str) -> None:
     """For real, on the CPU."""
     with megatron_alone("tiny") as inputs:
         chain = Chain.of(inputs.args, inputs.architecture)
-        link = chain.kinds.index(kind)
-        stage = unwrap_model(wrapped_stage(chain, link, link + 1))
+        layer = chain.kinds.index(kind)
+        stage = unwrap_model(wrapped_stage(chain, layer, layer + 1))
         found = float8.float8_gains(stage, COST, 64, 1)
     assert found.keys() == {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "layer"}
     assert min(found.values()) > 0

@@ -93,13 +93,13 @@ def test_made_up_packs_run_through_the_model(chain: Chain) -> None:
 def test_a_pack_without_tiles_gives_every_weight_it_passes_by_a_gradient_of_zero(chain: Chain, kind: str) -> None:
     if kind not in chain.kinds:
         pytest.skip("a model that does not have it")
-    link = chain.kinds.index(kind)
-    vit = Stage(chain, link, link + 1)
+    layer = chain.kinds.index(kind)
+    vit = Stage(chain, layer, layer + 1)
     pack = synthetic_pack(chain.architecture, {}, [5])
-    entering = torch.empty(chain.shape_before(link, pack), requires_grad=True)
+    entering = torch.empty(chain.shape_before(layer, pack), requires_grad=True)
     vit.set_input_tensor(entering)
     out = vit(pack)
-    assert out.shape == chain.shape_before(link + 1, pack)
+    assert out.shape == chain.shape_before(layer + 1, pack)
     out.sum().backward()
     assert entering.grad is not None
     assert all(weight.grad is not None and not weight.grad.any() for weight in vit.parameters())
@@ -195,10 +195,10 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
 ) -> None:
     """All fields. An iteration takes what the executor needs for it, and what a step takes without any weights. Float8
     is measured of half precision's language layers alone."""
-    model, links = harness.SMALL, TransferCosts(0.01, 0.002, 0.0003)
+    model, layers = harness.SMALL, TransferCosts(0.01, 0.002, 0.0003)
     monkeypatch.setattr(profiler, "Stopwatch", Watch)
     monkeypatch.setattr(profiler, "KindMeasurement", Kind)
-    monkeypatch.setattr(profiler, "measure_transfers", lambda _: links)
+    monkeypatch.setattr(profiler, "measure_transfers", lambda _: layers)
     monkeypatch.setattr(profiler, "measure_actions", lambda *_: (0.5, 0.75, 0.125))
     monkeypatch.setattr(platform, "overhead_bytes", lambda: 77)
     monkeypatch.setattr(platform, "multiplies_float8", lambda: True)
@@ -239,17 +239,17 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5)])
 def test_gradients_are_reduced_by_a_ring(ranks: int, share: float) -> None:
-    job, links = (
+    job, layers = (
         ProfileJob("tiny", {"tiles": 1, "tokens": 1}, data_parallel=ranks),
         TransferCosts(reduction_seconds_per_byte=0.25),
     )
-    assert step_seconds(job, 1.0, 0.0, 3.0, links) == pytest.approx(3.0 + share)
+    assert step_seconds(job, 1.0, 0.0, 3.0, layers) == pytest.approx(3.0 + share)
     dealt = ProfileJob("tiny", {"tiles": 1, "tokens": 1}, data_parallel=2 * ranks, expert_parallel=2)
-    assert step_seconds(dealt, 1.0, 1.0, 3.0, links) == pytest.approx(3.0 + share), "over those with the same experts"
+    assert step_seconds(dealt, 1.0, 1.0, 3.0, layers) == pytest.approx(3.0 + share), "over those with the same experts"
 
 
 def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
-    """Of four ViT layers, links 1 to 4, the second sees whole images; two are measured where two follow each other."""
+    """Of four ViT layers, layers 1 to 4, the second sees whole images; two are measured where two follow each other."""
     kinds = harness.MODELS["native"].cost_kinds
     found = [_consecutive(kind, kinds) for kind in ("vit.1", "vit", "projector", "llm")]
     assert found == [(2, 1), (3, 2), (5, 1), (9, 2)]

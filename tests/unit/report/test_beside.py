@@ -43,13 +43,13 @@ def test_the_causes_are_all_of_the_iteration_with_e_and_v_among_them(subject: Su
     shares, every = breakdown(timeline), timeline.seconds * len(timeline.lanes)
     assert sum(shares.values()) == pytest.approx(1)
     assert all(share > -1e-9 for share in shares.values())
-    again = replace(beside.tower, recompute=beside.costs.vit_links)
+    again = replace(beside.tower, recompute=beside.costs.vit_layers)
     rerun = predicted(replace(subject.problem, beside=replace(beside, tower=again)), subject.layout)
     more = breakdown(rerun)[RECOMPUTED] * rerun.seconds * len(rerun.lanes) - shares[RECOMPUTED] * every
     encoded = [(r, m) for r in range(REPLICAS) for m, ranks in enumerate(beside.tower.parts) for _ in ranks]
     parts = [{size: load[one] for size, load in beside.loads.items()} for one in encoded]
-    backward, links = beside.costs.backward, beside.costs.vit_links
-    assert more == pytest.approx(float(sum(backward(n, links) - backward(n, beside.tower.recompute) for n in parts)))
+    backward, layers = beside.costs.backward, beside.costs.vit_layers
+    assert more == pytest.approx(float(sum(backward(n, layers) - backward(n, beside.tower.recompute) for n in parts)))
 
 
 def test_what_was_measured_as_predicted_is_read_as_predicted(subject: Subject) -> None:
@@ -69,7 +69,7 @@ def test_only_recomputation_is_tried_and_the_towers_with_it(subject: Subject) ->
     that keeps all."""
     beside = subject.problem.beside
     assert beside is not None
-    again = replace(beside.tower, recompute=beside.costs.vit_links)
+    again = replace(beside.tower, recompute=beside.costs.vit_layers)
     rerun = replace(subject.problem, beside=replace(beside, tower=again))
     bare = Layout(subject.layout.edges, ((),) * RANKS)
     kept = replace(subject.problem, beside=replace(beside, tower=replace(again, recompute=())))
@@ -92,7 +92,7 @@ def test_the_chain_is_cut_behind_the_tower(subject: Subject) -> None:
     assert not any("vit" in stage for stage in stages)
     plan = replace(subject.plan, tower=replace(tower, recompute=(1,)))
     page = report([replace(subject, plan=plan)])
-    assert len(re.findall("class='link (?:patch_embed|vit|projector) recomputed'", page)) == 1
+    assert len(re.findall("class='layer (?:patch_embed|vit|projector) recomputed'", page)) == 1
 
 
 def test_both_layouts_are_said_with_their_shares_of_text_only_speed(subject: Subject) -> None:

@@ -72,8 +72,8 @@ def reference_times(
         needs = [((rank, Action("F", m, action.chunk)), 0.0)] if action.kind == "B" else []
         if other < placement.stages:
             where = placement.ranks_of[other]
-            link = costs.transfer[min(stage, other), m] * (where != rank)
-            needs.append(((where, Action(action.kind, m, placement.stages_of[where].index(other))), link))
+            layer = costs.transfer[min(stage, other), m] * (where != rank)
+            needs.append(((where, Action(action.kind, m, placement.stages_of[where].index(other))), layer))
         return needs
 
     while any(place < len(actions) for place, actions in zip(at, lists, strict=True)):

@@ -26,11 +26,11 @@ from torch.nn.functional import silu, softplus
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import HeadExchange, Microbatch, Segments, segments_of
-from megatron.vlm.models.again import run_again
 from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.exchange import heads_to_rows, rows_to_groups
 from megatron.vlm.models.linear import convolution, delta_rule
 from megatron.vlm.models.linear.delta_rule import Chunks, chunk_indices
+from megatron.vlm.models.recompute import run_recomputed
 from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 CUT = {"convolution": 0, "a_log": 0, "dt_bias": 0}
@@ -151,16 +151,16 @@ class GatedDeltaNet(MegatronModule):
         decay, rate = _paces(alpha.flatten(1), rate.flatten(1), self.a_log[heads], self.dt_bias[heads])
         mixed = self._convolved(mixed.flatten(1), channels, runs).view_as(mixed)
         if isinstance(runs.chunks, Chunks):
-            out = run_again(_in_chunks, mixed, decay, rate, linear, runs.chunks)
+            out = run_recomputed(_in_chunks, mixed, decay, rate, linear, runs.chunks)
         else:
             out = delta_rule.by_kernel(*_heads(mixed, linear), decay, rate, runs.segments.cu_seqlens_q, runs.chunks)
         # Under tensor parallelism a rank has some of the heads that share the weight.
         weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.norm_weight)
-        return run_again(_gated_norm, out, gate.view_as(out), weight, self.config.layernorm_epsilon)
+        return run_recomputed(_gated_norm, out, gate.view_as(out), weight, self.config.layernorm_epsilon)
 
     def _convolved(self, rows: Tensor, channels: Tensor, runs: Runs) -> Tensor:
         if isinstance(runs.chunks, Chunks):
-            return run_again(convolution.by_shifts, rows, channels, runs.positions)
+            return run_recomputed(convolution.by_shifts, rows, channels, runs.positions)
         return convolution.by_kernel(rows, channels, runs.segments.cu_seqlens_q, runs.chunks)
 
     def sharded_state_dict(

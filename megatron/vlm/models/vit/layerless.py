@@ -18,7 +18,7 @@ from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 class NormedPatchEmbed(NativePatchEmbed):
-    """The link from patches to rows by one matrix among three LayerNorms: pixels [patches, 3, size, size] -> rows."""
+    """The layer from patches to rows by one matrix among three LayerNorms: pixels [patches, 3, size, size] -> rows."""
 
     def __init__(self, config: TransformerConfig, architecture: VisionArchitecture) -> None:
         super().__init__(config, architecture)

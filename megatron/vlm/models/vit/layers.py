@@ -1,4 +1,4 @@
-"""The ViT's links of the chain: patch embedding and vision layers.
+"""The ViT's layers of the chain: patch embedding and vision layers.
 
 The tensor between them is rows of ViT tokens, [rows, 1, width]: the tiles' tokens, token by token (tile varies
 fastest). Under sequence parallelism it is padded with rows of zeros until the tensor-parallel size divides them, and
@@ -79,7 +79,7 @@ def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:
 
 
 class PatchEmbed(MegatronModule):
-    """The link from tiles to ViT tokens: patches, a class token where there is one, learned positions, CLIP's norm.
+    """The layer from tiles to ViT tokens: patches, a class token where there is one, learned positions, CLIP's norm.
 
     pixels [tiles, 3, size, size] -> this rank's share of the tokens * tiles rows. `read`: the media that it embeds.
     """
@@ -218,13 +218,13 @@ class VisionLayer(TransformerLayer):
         return (chosen.to(hidden.dtype) / share)[rows % images.amount, None, None]
 
 
-def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture, again: bool) -> ModuleSpec:
+def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture, recompute: bool) -> ModuleSpec:
     """Return core's layer with bidirectional attention and, where the model has them, LayerScale or norms behind both
     branches, and norms of query and key.
 
-    `again`: built so that its cheap outputs can be recomputed.
+    `recompute`: built so that its cheap outputs can be recomputed.
     """
-    submodules = layer_submodules(config, again)
+    submodules = layer_submodules(config, recompute)
     if architecture.layer_scale:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(
             LayerScaleAdd, params={"width": config.hidden_size, "initial": 1.0, "config": config}
@@ -239,5 +239,5 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
     full_width = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
     norm = HeadRMSNorm if architecture.norms_heads else full_width
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = norm
-    set_projections(attention.submodules, config, heads, architecture.qkv_bias, again)
+    set_projections(attention.submodules, config, heads, architecture.qkv_bias, recompute)
     return ModuleSpec(VisionLayer, submodules=submodules)

@@ -136,7 +136,7 @@ def _cubic_share(distance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class View:
-    """Order and segments of a pack's images or sounds, on the device, for an encoder's links."""
+    """Order and segments of a pack's images or sounds, on the device, for an encoder's layers."""
 
     patch_order: Tensor | None  # [patches], None where the order is the loader's
     square_places: Tensor | None  # [squares], where each square of the images is among the ViT's
@@ -223,7 +223,7 @@ class PatchProjection(torch.nn.Conv3d):
 
 
 class NativePatchEmbed(MegatronModule):
-    """The link from patches to ViT tokens; an image is a film of equal frames.
+    """The layer from patches to ViT tokens; an image is a film of equal frames.
 
     pixels [patches, 3, size, size], with videos [patches, 3, frames, size, size] -> rows.
     """

@@ -1,4 +1,4 @@
-"""The links of an encoder of tables."""
+"""The layers of an encoder of tables."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from megatron.vlm import platform
 from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
-from megatron.vlm.models.encoder_links import EncoderLinks
+from megatron.vlm.models.encoder_layers import EncoderLayers
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.vit.layers import join_rows, share_rows
 from megatron.vlm.models.vit.native import RowViewer
@@ -57,7 +57,7 @@ class TableProjector(MegatronModule):
         return tokens
 
 
-class TableLinks(EncoderLinks):
+class TableLayers(EncoderLayers):
     """A linear layer, layers as a ViT's, and a projector."""
 
     viewed = TABLE.kinds[1:2]

@@ -19,23 +19,23 @@ from torch import Tensor
 Function = Callable[..., Tensor]
 
 
-def run_again(function: Function, *inputs: Any) -> Tensor:
+def run_recomputed(function: Function, *inputs: Any) -> Tensor:
     """Return `function(*inputs)`; only the inputs are kept, and the function may run again in the backward pass.
 
     It must be deterministic and have one output.
     """
     wanted = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)
-    out: Tensor = _Again.apply(function, *inputs) if wanted else function(*inputs)
+    out: Tensor = _Recomputed.apply(function, *inputs) if wanted else function(*inputs)
     return out
 
 
 def keep_where_from(linear: torch.nn.Module) -> None:
-    """Let a linear layer not keep an input that `run_again` returned, but recompute it in its backward pass."""
+    """Let a linear layer not keep an input that `run_recomputed` returned, but recompute it in its backward pass."""
     multiply = linear.forward
 
     def forward(entering: Tensor, *others: Any, **options: Any) -> Any:
         source = entering.grad_fn
-        if not isinstance(source, _Again._backward_cls):
+        if not isinstance(source, _Recomputed._backward_cls):
             return multiply(entering, *others, **options)
         storage = entering.untyped_storage()._cdata
 
@@ -51,7 +51,7 @@ def keep_where_from(linear: torch.nn.Module) -> None:
     linear.forward = forward
 
 
-def compute_cheap_again(layer: Any) -> None:
+def recompute_cheap(layer: Any) -> None:
     """Let a transformer layer recompute the outputs of its norms and activation function instead of keeping them.
 
     In a layer of experts only the norm before the attention: router and sorted copies need the other's output.
@@ -59,14 +59,14 @@ def compute_cheap_again(layer: Any) -> None:
     pairs = [(layer.input_layernorm, layer.self_attention.linear_qkv)]
     if isinstance(layer.mlp, MLP):
         pairs.append((layer.pre_mlp_layernorm, layer.mlp.linear_fc1))
-        layer.mlp.activates_again = True
+        layer.mlp.recomputes_activation = True
         keep_where_from(layer.mlp.linear_fc2)
     for norm, linear in pairs:
-        norm.forward = partial(run_again, norm.forward)
+        norm.forward = partial(run_recomputed, norm.forward)
         keep_where_from(linear)
 
 
-class _Again(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     """A call without a graph; its node, the output's `grad_fn`, calls the function again with one when asked."""
 
     _backward_cls: type

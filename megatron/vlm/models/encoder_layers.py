@@ -1,4 +1,4 @@
-"""Base class of what builds an encoder's links; each modality has its own, found in `encoders.ENCODERS`."""
+"""Base class of what builds an encoder's layers; each modality has its own, found in `encoders.ENCODERS`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
-class EncoderLinks(ABC):
-    """The links of an encoder: an embedding, layers as a ViT's, and a projector."""
+class EncoderLayers(ABC):
+    """The layers of an encoder: an embedding, layers as a ViT's, and a projector."""
 
     viewed: tuple[str, ...] = ()
-    """Kinds of links that take the viewer's output."""
+    """Kinds of layers that take the viewer's output."""
 
     @abstractmethod
     def layers(self, model: Architecture) -> VisionArchitecture:
@@ -28,16 +28,16 @@ class EncoderLinks(ABC):
 
     @abstractmethod
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the first link: the pack's inputs -> this rank's share of the rows."""
+        """Build the first layer: the pack's inputs -> this rank's share of the rows."""
 
     @abstractmethod
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the last link: rows -> tokens of the language model, on every rank."""
+        """Build the last layer: rows -> tokens of the language model, on every rank."""
 
     @abstractmethod
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:
         """Make random inputs of so many units for a pack of samples of these lengths, to time layers on."""
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module | None:
-        """Build the module that makes a pack's view (order, segments) for the links `viewed`; None: tensors do."""
+        """Build the module that makes a pack's view (order, segments) for the layers `viewed`; None: tensors do."""
         return None

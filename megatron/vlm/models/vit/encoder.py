@@ -1,4 +1,4 @@
-"""The links of a ViT, for tiles or at native resolution."""
+"""The layers of a ViT, for tiles or at native resolution."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -9,7 +9,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron.vlm.families.modules import MERGERS, PROJECTORS
 from megatron.vlm.media import Images, together
-from megatron.vlm.models.encoder_links import EncoderLinks
+from megatron.vlm.models.encoder_layers import EncoderLayers
 from megatron.vlm.models.vit.layerless import NormedPatchEmbed
 from megatron.vlm.models.vit.layers import PatchEmbed
 from megatron.vlm.models.vit.native import NativePatchEmbed, Viewer
@@ -20,8 +20,8 @@ from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionA
 from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 
 
-class VisionLinks(EncoderLinks):
-    """The links of a ViT: patches, layers, and one of the projectors that families have."""
+class VisionLayers(EncoderLayers):
+    """The layers of a ViT: patches, layers, and one of the projectors that families have."""
 
     viewed = VISION.kinds
 
@@ -30,12 +30,12 @@ class VisionLinks(EncoderLinks):
         return model.vision
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the link from pixels to patches."""
+        """Build the layer from pixels to patches."""
         native = NormedPatchEmbed if model.vision.embedding_norms else NativePatchEmbed
         return (native if model.vision.native else PatchEmbed)(config, model.vision)
 
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the link from rows to image tokens."""
+        """Build the layer from rows to image tokens."""
         known = MERGERS if model.vision.native else PROJECTORS
         return known["pooled" if model.pools else model.merger](config, language, model)
 

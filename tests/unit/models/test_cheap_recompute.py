@@ -1,4 +1,4 @@
-"""What is computed again instead of kept: the same gradients from fewer bytes, each once more."""
+"""What is recomputed instead of kept: the same gradients from fewer bytes, each once more."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models import again
+from megatron.vlm.models import recompute
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
@@ -22,7 +22,7 @@ MODELS = ("small", "wide_norm", "features", "gemma", "gemma_4", "experts")
 def build(name: str, way: str = "", frozen: tuple[str, ...] = (), targets: tuple[str, ...] = ()) -> Stage:
     """The whole model, all layers recomputed in one way or none, with numbers in B of adapters."""
     chain = harness.build_chain(harness.get_args(), harness.MODELS[name], frozen, targets)
-    layers = tuple(link for link, kind in enumerate(chain.kinds) if kind in RECOMPUTABLE_KINDS)
+    layers = tuple(layer for layer, kind in enumerate(chain.kinds) if kind in RECOMPUTABLE_KINDS)
     return harness.stirred(Stage(chain, 0, len(chain.kinds), *(layers if way == one else () for one in WAYS)))
 
 
@@ -95,14 +95,14 @@ def test_each_is_computed_once_more_and_only_for_a_backward_pass(monkeypatch: py
 def test_the_input_of_a_linear_layer_is_let_go_once_it_is_multiplied() -> None:
     """Counters of what autograd saves do not see this: of two hooks on saved tensors the inner one alone is called."""
     norm, linear, outputs = torch.nn.LayerNorm(8), torch.nn.Linear(8, 4), []
-    again.keep_where_from(linear)
+    recompute.keep_where_from(linear)
 
     def watched(entering: Tensor) -> Tensor:
         out: Tensor = norm(entering)
         outputs.append(StorageWeakRef(out.untyped_storage()))
         return out
 
-    out = linear(again.run_again(watched, torch.randn(3, 8, requires_grad=True)))
+    out = linear(recompute.run_recomputed(watched, torch.randn(3, 8, requires_grad=True)))
     assert [one.expired() for one in outputs] == [True]
     out.sum().backward()
     assert [one.expired() for one in outputs] == [True, True]
