@@ -31,10 +31,10 @@ TIMELINE = "timeline.jsonl"
 """In the run's folder: a line for each iteration that was recorded on every rank."""
 
 
-def _figure(place: str, value: Any) -> float:
+def _figure(where: str, value: Any) -> float:
     """A number; a loss may be infinite or NaN."""
     if not isinstance(value, float) and not is_number(value):
-        raise UserError(f"{place} must be a number")
+        raise UserError(f"{where} must be a number")
     return float(value)
 
 
@@ -107,6 +107,6 @@ def complete_lines(path: Path, position: int = 0) -> tuple[list[dict[str, Any]],
         try:
             lines.append(LINE("", decode(line)))
         except UserError as error:
-            place = _lines_before(path, position) + number
-            raise UserError(f"{path}: line {place}: {error}; {REMEDY}") from None
+            where = _lines_before(path, position) + number
+            raise UserError(f"{path}: line {where}: {error}; {REMEDY}") from None
     return lines, position + len(written) + len(newline)

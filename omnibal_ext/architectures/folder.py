@@ -75,9 +75,9 @@ def weight_files(folder: Path) -> dict[str, str]:
     return weights
 
 
-def weight_file(place: str, value: Any) -> str:
+def weight_file(where: str, value: Any) -> str:
     """A check (`reading.checks`): a safetensors file's name, without a path out of the folder."""
-    name = text(place, value)
+    name = text(where, value)
     if not is_plain_name(name) or not name.endswith(".safetensors"):
-        raise UserError(f"{place} must be the name of a .safetensors file in this folder, got {shown(name)}")
+        raise UserError(f"{where} must be the name of a .safetensors file in this folder, got {shown(name)}")
     return name

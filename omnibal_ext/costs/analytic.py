@@ -161,18 +161,18 @@ def analytic_profile(
     budgets = architecture.profiled(budgets)
     works = layer_works(architecture, budgets, t, expert_model_parallel_size)
     of_packs = "vit" if architecture.vision.native else None
-    places = {kind: over_packs if chain_kind(kind) == of_packs else gpu for kind in works}
+    devices = {kind: over_packs if chain_kind(kind) == of_packs else gpu for kind in works}
     for name, layer in dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True)):
         if isinstance(layer, Layer) and layer.attention:
-            places[name] = over_packs
+            devices[name] = over_packs
             if layer.attention.is_masked:  # torch computes all scores
-                work, places[name] = works[name], gpu
+                work, devices[name] = works[name], gpu
                 works[name] = replace(work, attention=2 * work.attention, per_square=2 * work.per_square)
     units = {kind: budgets[size_of(kind)] for kind in works}
     trained = adapters.trained(frozen)
     added = adapters_works(architecture, adapters, works, t)
     layers = {
-        kind: _layer_cost(kind, work, units[kind], places[kind], ranks, trained.mode(kind), added.get(kind))
+        kind: _layer_cost(kind, work, units[kind], devices[kind], ranks, trained.mode(kind), added.get(kind))
         for kind, work in works.items()
     }
     gains = float8_gains(layers, gpu.float8) if architecture.language.takes_float8 else {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from omnibal_ext.modalities.modality import AUDIO, FURTHER, VISION, Modality
-from omnibal_ext.modalities.vision.places import Places
+from omnibal_ext.modalities.vision.runs import TokenRuns
 
 IMAGE_MARK, VIDEO_MARK = VISION.mark, "<video>"  # in the user's data
 KINDS = {mark: mark.strip("<>") for mark in (IMAGE_MARK, VIDEO_MARK, *(one.mark for one in FURTHER))}
@@ -104,9 +104,9 @@ class ImageMarkup:
     further: tuple[FurtherMarkup, ...] = ()
     """Text of what the model takes beyond images and videos."""
 
-    def image_text(self, places: Places) -> str:
+    def image_text(self, runs: TokenRuns) -> str:
         """Return the text that replaces an `<image>` mark."""
-        return self.before + self.between.join([self.context] * places.count) + self.after
+        return self.before + self.between.join([self.context] * runs.count) + self.after
 
     def video_text(self, times: Sequence[float]) -> str:
         """Return the text that replaces a `<video>` mark; `times`: seconds of the steps."""

@@ -15,8 +15,8 @@ _COUNT = integer(0, 2**40)
 _SIDES = mapping(maybe(_COUNT))
 
 
-def _size(place: str, value: Any) -> Any:
-    return _COUNT(place, value) if isinstance(value, int) else _SIDES(place, value)
+def _size(where: str, value: Any) -> Any:
+    return _COUNT(where, value) if isinstance(value, int) else _SIDES(where, value)
 
 
 _TABLE: tuple[tuple[Check[Any], str], ...] = (

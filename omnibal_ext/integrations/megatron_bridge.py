@@ -45,8 +45,8 @@ class PackedIndexDataset:
         """Return a pack, joined."""
         if not 0 <= number < self._length:
             raise IndexError(number)
-        iteration, place = divmod(number, self._index.global_batch)
-        micro_batch, rank = divmod(place, self._ranks)
+        iteration, slot = divmod(number, self._index.global_batch)
+        micro_batch, rank = divmod(slot, self._ranks)
         pack = int(self._stream.iteration(iteration)[rank, micro_batch])
         return self._join([self._samples[int(sample)] for sample in self._index.samples(pack)])
 

@@ -111,14 +111,14 @@ def _drop_positions(where: str, row: dict[str, "Tensor"], count: int) -> None:
     """Drop positions that count from 0, which are made for the pack; those of several axes stay."""
     import torch
 
-    places = row.get("position_ids")
-    if places is None:
+    ids = row.get("position_ids")
+    if ids is None:
         return
-    axes, rest = divmod(places.numel(), count)
-    from_zero = torch.equal(places.reshape(-1)[:count].cpu().long(), torch.arange(count))
+    axes, rest = divmod(ids.numel(), count)
+    from_zero = torch.equal(ids.reshape(-1)[:count].cpu().long(), torch.arange(count))
     if rest or axes not in (1, 3, 4) or not (axes == 3 or from_zero):
         raise UserError(
-            f"{where}: position_ids {tuple(places.shape)} of {count} tokens: must count from 0, or be of time, row and "
+            f"{where}: position_ids {tuple(ids.shape)} of {count} tokens: must count from 0, or be of time, row and "
             "column; leave them out"
         )
     if axes == 1:

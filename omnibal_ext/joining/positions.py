@@ -103,8 +103,8 @@ class _Sample:
             self._add(np.zeros(2, self.kind), 2)
             self.next = self.next + self.kind(1)
 
-    def _add(self, places: NDArray[Any], count: int) -> None:
-        self.positions[:, self.tokens : self.tokens + count] = self.next + places
+    def _add(self, offsets: NDArray[Any], count: int) -> None:
+        self.positions[:, self.tokens : self.tokens + count] = self.next + offsets
         self.tokens += count
 
     def _show(self, grid: Grid, interval: float, turns: Sequence[int] = ()) -> None:

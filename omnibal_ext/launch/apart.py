@@ -20,12 +20,12 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def each_apart(
-    work: Work[Value], tasks: Sequence[tuple[Any, ...]], workers: int, place: Callable[..., str]
+    work: Work[Value], tasks: Sequence[tuple[Any, ...]], workers: int, name: Callable[..., str]
 ) -> Iterator[Value]:
     """`work(*task)` of every task, by forked processes, in order of completion.
 
     Raises what `work` raises, when the tasks that were begun are done. If a process dies, no further task is begun,
-    and UserError names `place(*task)` and the signal when the results of the others are taken.
+    and UserError names `name(*task)` and the signal when the results of the others are taken.
     """
     left, deaths = iter(range(len(tasks))), []
     with _crew(min(workers, len(tasks)), work, tasks) as crew:
@@ -38,7 +38,7 @@ def each_apart(
                 try:
                     value = worker.answer()
                 except (EOFError, ConnectionError):
-                    deaths.append(f"{place(*task)}: {worker.fate()}")
+                    deaths.append(f"{name(*task)}: {worker.fate()}")
                     continue
                 if not deaths and (number := next(left, None)) is not None:
                     worker.begin(number)
@@ -67,9 +67,9 @@ def _crew(count: int, work: Work[Any], tasks: Sequence[tuple[Any, ...]]) -> Iter
             worker.process.join()
 
 
-def apart(work: Work[Value], task: tuple[Any, ...], place: str) -> Value:
-    """`work(*task)`, by a forked process. Raises what it raises, and UserError naming `place` if the process dies."""
-    [value] = each_apart(work, [task], 1, lambda *_: place)
+def apart(work: Work[Value], task: tuple[Any, ...], name: str) -> Value:
+    """`work(*task)`, by a forked process. Raises what it raises, and UserError naming `name` if the process dies."""
+    [value] = each_apart(work, [task], 1, lambda *_: name)
     return value
 
 

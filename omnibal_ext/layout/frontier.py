@@ -183,8 +183,8 @@ def _missing(stage: StageBytes, held: Ints) -> Floats:  # pragma: no cover - com
 @njit(cache=True)
 def _saved(stage: StageBytes, moment: int, counts: Ints, options: Ints) -> float:  # pragma: no cover - compiled
     early, later, saved = stage.between[moment, 0], stage.between[moment, 1], 0.0
-    for place in range(options.size):
-        saved += counts[place] * (early * stage.saved[options[place]] + later * stage.saved_late[options[place]])
+    for index in range(options.size):
+        saved += counts[index] * (early * stage.saved[options[index]] + later * stage.saved_late[options[index]])
     return saved
 
 

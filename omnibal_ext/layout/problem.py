@@ -343,8 +343,8 @@ class LayoutProblem:
         kept = (held * t.kept) @ load - (recomputed * t.saved) @ load[self.columns.of_option]
         late = (held * t.late) @ load - (recomputed * t.saved_late) @ load[self.columns.of_option]
         transient = self.transient(held, recomputed)
-        action, places = self.profile.action_seconds, map(self.placement.rank_and_chunk, range(self.stages))
-        once_a_rank = np.array([chunk == 0 for _, chunk in places])
+        action, ranks_and_chunks = self.profile.action_seconds, map(self.placement.rank_and_chunk, range(self.stages))
+        once_a_rank = np.array([chunk == 0 for _, chunk in ranks_and_chunks])
         split = self.program.split_backward
         return StageCosts(
             forward=held @ forward + action,

@@ -101,7 +101,7 @@ class HeadShares:
                 the other ranks' rows x the rank's heads                              outputs, sent back
     backward    the same, in the other direction
 
-    A `place` is the number of a rank in its team.
+    A `rank` is the number of a rank in its team.
 
     8 heads in 4 groups over 3 ranks: heads 0-1, 2-4, 5-7 with groups 0, 1-2, 2-3. With more ranks than heads some
     compute none.
@@ -111,7 +111,7 @@ class HeadShares:
     """Query heads of a tensor-parallel rank."""
     kv_groups: int
     """Its key-value groups."""
-    places: int
+    ranks: int
 
     @property
     def each(self) -> int:
@@ -121,7 +121,7 @@ class HeadShares:
     @cached_property
     def heads(self) -> tuple[tuple[int, int], ...]:
         """Query heads [first, end) of each rank."""
-        ends = [self.count * place // self.places for place in range(self.places + 1)]
+        ends = [self.count * rank // self.ranks for rank in range(self.ranks + 1)]
         return tuple(pairwise(ends))
 
     @cached_property
@@ -129,14 +129,14 @@ class HeadShares:
         """Key-value groups [first, end) that these heads read; (0, 0) without heads."""
         return tuple((a // self.each, -(-b // self.each)) if a < b else (0, 0) for a, b in self.heads)
 
-    def widths(self, place: int) -> tuple[int, int]:
+    def widths(self, rank: int) -> tuple[int, int]:
         """Return the numbers of heads and of groups of a rank."""
-        (first, end), (first_group, end_group) = self.heads[place], self.groups[place]
+        (first, end), (first_group, end_group) = self.heads[rank], self.groups[rank]
         return end - first, end_group - first_group
 
-    def by_head(self, place: int) -> list[int] | None:
+    def by_head(self, rank: int) -> list[int] | None:
         """Return the group of each of a rank's heads, counted from its first; None if all its groups are complete."""
-        (first, end), (first_group, end_group) = self.heads[place], self.groups[place]
+        (first, end), (first_group, end_group) = self.heads[rank], self.groups[rank]
         if (first_group * self.each, end_group * self.each) == (first, end):
             return None
         return [head // self.each - first_group for head in range(first, end)]

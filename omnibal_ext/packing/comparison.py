@@ -190,10 +190,10 @@ def _step(samples: int) -> Check[list[list[list[int]]]]:
     batch = listing(integer(0, samples - 1))
     plain, nested = listing(batch, least=1), listing(listing(batch, least=1), least=1)
 
-    def check(place: str, value: Any) -> list[list[list[int]]]:
+    def check(where: str, value: Any) -> list[list[list[int]]]:
         if any(isinstance(one, list) for rank in _items(value) for one in _items(rank)):
-            return nested(place, value)
-        return [[one] for one in plain(place, value)]
+            return nested(where, value)
+        return [[one] for one in plain(where, value)]
 
     return check
 

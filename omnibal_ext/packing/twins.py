@@ -129,9 +129,9 @@ class Twins:
         self._held = scratch((self.count, int(np.count_nonzero(kept))), np.int64, self._corpus.scratch)
         held, filled, ends = np.asarray(self._held), np.zeros(self.count, np.int64), np.cumsum(counts)
         next_ranks = ends - counts
-        places, left = (ends, self._types.counts.shape[1], next_ranks, self._firsts, self._sets, kept), []
+        common, left = (ends, self._types.counts.shape[1], next_ranks, self._firsts, self._sets, kept), []
         for numbers, types in self._types.in_pieces(self._corpus, self._packed):
-            left.append(numbers[_deal(numbers, types, *places, self._seed, filled, held)])
+            left.append(numbers[_deal(numbers, types, *common, self._seed, filled, held)])
             release(self._held)
         if (next_ranks != ends).any():
             raise UserError(CHANGED)
@@ -175,11 +175,11 @@ def _deal(
         if next_ranks[types[i]] >= ends[types[i]]:
             break
         row = types[i] // columns
-        place = next_ranks[types[i]] - firsts[row]
+        position = next_ranks[types[i]] - firsts[row]
         next_ranks[types[i]] += 1
-        number = sets[row] + place // len(held)
-        if place >= 0 and kept[number]:
-            copy = (place + below(len(held), seed, number)) % len(held)
+        number = sets[row] + position // len(held)
+        if position >= 0 and kept[number]:
+            copy = (position + below(len(held), seed, number)) % len(held)
             held[copy, filled[copy]] = (types[i] << NUMBER_BITS) | numbers[i]
             filled[copy] += 1
             others[i] = False

@@ -31,17 +31,17 @@ def shown(value: object) -> str:
     return _short.repr(value)
 
 
-def _wrong(place: str, wanted: str, value: object) -> UserError:
-    return UserError(f"{place or 'it'} must be {wanted}, got {shown(value)}")
+def _wrong(where: str, wanted: str, value: object) -> UserError:
+    return UserError(f"{where or 'it'} must be {wanted}, got {shown(value)}")
 
 
 def integer(least: int = 0, most: int = 2**53) -> Check[int]:
     """An integer, not true or false."""
     wanted = f"a whole number from {least} to {most}" if most < 2**53 else f"a whole number of at least {least}"
 
-    def check(place: str, value: Any) -> int:
+    def check(where: str, value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise _wrong(place, wanted, value)
+            raise _wrong(where, wanted, value)
         return value
 
     return check
@@ -51,9 +51,9 @@ def finite(least: float = 0.0, most: float = LARGEST) -> Check[float]:
     """A finite number."""
     wanted = f"a finite number of at least {least:g}" if most == LARGEST else f"a number from {least:g} to {most:g}"
 
-    def check(place: str, value: Any) -> float:
+    def check(where: str, value: Any) -> float:
         if not is_number(value) or not least <= value <= most:
-            raise _wrong(place, wanted, value)
+            raise _wrong(where, wanted, value)
         return float(value)
 
     return check
@@ -66,10 +66,10 @@ def is_number(value: object) -> bool:
     return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value) and abs(value) <= LARGEST
 
 
-def text(place: str, value: Any) -> str:
+def text(where: str, value: Any) -> str:
     """A text that could be a file's name: without NUL and lone surrogates."""
     if not isinstance(value, str) or len(value) > MOST_TEXT or "\0" in value or not is_unicode(value):
-        raise _wrong(place, "a text", value)
+        raise _wrong(where, "a text", value)
     return value
 
 
@@ -82,25 +82,25 @@ def is_unicode(value: str) -> bool:
     return True
 
 
-def flag(place: str, value: Any) -> bool:
+def flag(where: str, value: Any) -> bool:
     """true or false."""
     if not isinstance(value, bool):
-        raise _wrong(place, "true or false", value)
+        raise _wrong(where, "true or false", value)
     return value
 
 
 def one_of(*choices: str | int) -> Check[Any]:
     """One of these texts or integers."""
 
-    def check(place: str, value: Any) -> Any:
+    def check(where: str, value: Any) -> Any:
         if not any(type(value) is type(choice) and value == choice for choice in choices):
-            raise _wrong(place, f"one of {', '.join(map(str, choices))}", value)
+            raise _wrong(where, f"one of {', '.join(map(str, choices))}", value)
         return value
 
     return check
 
 
-def anything(place: str, value: Any) -> Any:
+def anything(where: str, value: Any) -> Any:
     """Any value, for fields that no program uses."""
     return value
 
@@ -108,8 +108,8 @@ def anything(place: str, value: Any) -> Any:
 def maybe(inner: Check[Value]) -> Check[Value | None]:
     """null, or a value that passes the inner check."""
 
-    def check(place: str, value: Any) -> Value | None:
-        return None if value is None else inner(place, value)
+    def check(where: str, value: Any) -> Value | None:
+        return None if value is None else inner(where, value)
 
     return check
 
@@ -118,10 +118,10 @@ def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check
     """A list of `least` to `most` items, each of which passes `item`."""
     wanted = f"a list of {least}" if least == most else f"a list of {least} to {most}"
 
-    def check(place: str, value: Any) -> list[Value]:
+    def check(where: str, value: Any) -> list[Value]:
         if not isinstance(value, list) or not least <= len(value) <= most:
-            raise _wrong(place, f"{wanted} items", value)
-        return [item(f"{place}[{number}]", one) for number, one in enumerate(value)]
+            raise _wrong(where, f"{wanted} items", value)
+        return [item(f"{where}[{number}]", one) for number, one in enumerate(value)]
 
     return check
 
@@ -129,10 +129,10 @@ def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check
 def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value]]:
     """An object with any keys, whose values pass `item`."""
 
-    def check(place: str, value: Any) -> dict[str, Value]:
+    def check(where: str, value: Any) -> dict[str, Value]:
         if not isinstance(value, dict) or len(value) > most:
-            raise _wrong(place, f"a JSON object of at most {most} fields", value)
-        return {text(f"a name in {place}", name): item(_inside(place, name), one) for name, one in value.items()}
+            raise _wrong(where, f"a JSON object of at most {most} fields", value)
+        return {text(f"a name in {where}", name): item(_inside(where, name), one) for name, one in value.items()}
 
     return check
 
@@ -140,21 +140,21 @@ def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value
 def record(required: Mapping[str, Check[Any]], optional: Mapping[str, Check[Any]] | None = None) -> Check[Any]:
     """An object with these fields; further ones are allowed, and not checked."""
 
-    def check(place: str, value: Any) -> Any:
+    def check(where: str, value: Any) -> Any:
         if not isinstance(value, dict):
-            raise _wrong(place, "a JSON object", value)
+            raise _wrong(where, "a JSON object", value)
         for name, field in required.items():
             if name not in value:
-                raise UserError(f"{place + ': ' if place else ''}field {name!r} is missing")
-            field(_inside(place, name), value[name])
+                raise UserError(f"{where + ': ' if where else ''}field {name!r} is missing")
+            field(_inside(where, name), value[name])
         for name, field in (optional or {}).items():
             if name in value:
-                field(_inside(place, name), value[name])
+                field(_inside(where, name), value[name])
         return value
 
     return check
 
 
-def _inside(place: str, name: str) -> str:
+def _inside(where: str, name: str) -> str:
     word = name if name.isidentifier() else shown(name)
-    return f"{place}.{word}" if place else word
+    return f"{where}.{word}" if where else word

@@ -92,9 +92,9 @@ def check_seal(manifest: Mapping[str, Any]) -> None:
 def sealed_by(inner: Check[Value]) -> Check[Value]:
     """A check of manifests: the hash must be right, and then the inner check must pass."""
 
-    def check(place: str, value: Any) -> Value:
-        check_seal(mapping(anything)(place, value))
-        return inner(place, value)
+    def check(where: str, value: Any) -> Value:
+        check_seal(mapping(anything)(where, value))
+        return inner(where, value)
 
     return check
 
@@ -102,13 +102,13 @@ def sealed_by(inner: Check[Value]) -> Check[Value]:
 def if_sealed(inner: Check[Value]) -> Check[Value]:
     """A check of records that users may edit after removing the hash, which must be right if it is there."""
 
-    def check(place: str, value: Any) -> Value:
+    def check(where: str, value: Any) -> Value:
         if isinstance(value, Mapping) and FIELD in value:
             try:
                 check_seal(value)
             except UserError as error:
                 raise UserError(f"{error}; if you edited it take {FIELD} out of it") from None
-        return inner(place, value)
+        return inner(where, value)
 
     return check
 

@@ -56,27 +56,27 @@ def read_tensor_entries(path: PathLike) -> dict[str, TensorEntry]:
                 raise UserError(f"is no safetensors file ({size} bytes, a header of {length})")
             header: dict[str, Any] = _HEADER("the header", decode(file.read(length)))
             _METADATA("__metadata__", header.pop("__metadata__", {}))
-            places = {name: _place(name, entry) for name, entry in header.items()}
-            _check_filled(places, size - 8 - length)
+            entries = {name: _entry(name, entry) for name, entry in header.items()}
+            _check_filled(entries, size - 8 - length)
         except UserError as error:
             raise UserError(f"{path}: {error}; {REMEDY}") from None
-    return places
+    return entries
 
 
-def _place(name: str, entry: Any) -> TensorEntry:
+def _entry(name: str, entry: Any) -> TensorEntry:
     fields = _TENSOR(name, entry)
     start, end = fields["data_offsets"]
-    place = TensorEntry(fields["dtype"], tuple(fields["shape"]), start)
-    if place.end != end:
-        raise UserError(f"{name}: bytes {start} to {end} are not those of {place.dtype} {list(place.shape)}")
-    return place
+    found = TensorEntry(fields["dtype"], tuple(fields["shape"]), start)
+    if found.end != end:
+        raise UserError(f"{name}: bytes {start} to {end} are not those of {found.dtype} {list(found.shape)}")
+    return found
 
 
-def _check_filled(places: dict[str, TensorEntry], size: int) -> None:
+def _check_filled(entries: dict[str, TensorEntry], size: int) -> None:
     position = 0
-    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].end)):
-        if place.start != position:
-            raise UserError(f"{name} starts at byte {place.start}, the tensor before it ends at {position}")
-        position = place.end
+    for name, found in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        if found.start != position:
+            raise UserError(f"{name} starts at byte {found.start}, the tensor before it ends at {position}")
+        position = found.end
     if position != size:
         raise UserError(f"has {size} bytes of tensors where its header asks for {position}")

@@ -75,12 +75,12 @@ def on_time(timeline: Timeline) -> Timeline:
     2. Any other action starts when the one before it ends: it can only have waited for a pack or for its host.
     3. The update keeps its recorded delay after the last action of all ranks.
     """
-    made = {(*_place(lane), span.action): span.end for lane in timeline.lanes for span in lane.spans}
+    made = {(*_key(lane), span.action): span.end for lane in timeline.lanes for span in lane.spans}
     moved_ends = dict(made)
-    spans: dict[tuple[int, int], list[Span]] = {_place(lane): [] for lane in timeline.lanes}
+    spans: dict[tuple[int, int], list[Span]] = {_key(lane): [] for lane in timeline.lanes}
     for lane, before, span in sorted(_steps(timeline.lanes), key=lambda step: step[2].start):
-        place = _place(lane)
-        start = spans[place][-1].end if spans[place] else 0.0
+        key = _key(lane)
+        start = spans[key][-1].end if spans[key] else 0.0
         given = givers(span.action, lane.rank, timeline.placement, timeline.beside)
         tensors = [(lane.data_parallel_rank, *one) for one in given if one[0] != lane.rank]
         if tensors:
@@ -88,9 +88,9 @@ def on_time(timeline: Timeline) -> Timeline:
             late = span.start - max(ready, *(made[tensor] for tensor in tensors))
             start = max(start, *(moved_ends[tensor] for tensor in tensors)) + late
         moved = replace(span, start=start, end=start + span.end - span.start)
-        moved_ends[*place, span.action] = moved.end
-        spans[place].append(moved)
-    lanes = [replace(lane, spans=tuple(spans[_place(lane)]), reads=()) for lane in timeline.lanes]
+        moved_ends[*key, span.action] = moved.end
+        spans[key].append(moved)
+    lanes = [replace(lane, spans=tuple(spans[_key(lane)]), reads=()) for lane in timeline.lanes]
     earlier = max(lane.last_end for lane in timeline.lanes) - max(lane.last_end for lane in lanes)
     return replace(timeline, lanes=tuple(_earlier(lane, earlier) for lane in lanes))
 
@@ -115,7 +115,7 @@ def _read(lane: Lane, start: float, end: float) -> float:
     return sum(max(0.0, min(end, until) - max(start, since)) for since, until in lane.reads)
 
 
-def _place(lane: Lane) -> tuple[int, int]:
+def _key(lane: Lane) -> tuple[int, int]:
     return lane.data_parallel_rank, lane.rank
 
 

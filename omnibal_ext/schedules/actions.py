@@ -64,8 +64,8 @@ class Action:
     chunk: int = 0
 
     def __str__(self) -> str:
-        place = "part" if self.kind in OF_TOWER else "chunk"
-        return f"{self.kind}(microbatch {self.microbatch}, {place} {self.chunk})"
+        what = "part" if self.kind in OF_TOWER else "chunk"
+        return f"{self.kind}(microbatch {self.microbatch}, {what} {self.chunk})"
 
     @property
     def word(self) -> str:

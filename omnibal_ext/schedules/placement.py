@@ -52,7 +52,7 @@ class Placement:
     @cached_property
     def stages_of(self) -> tuple[list[int], ...]:
         """Stages of every rank in the order the data flows: its chunks 0, 1, ..."""
-        return tuple([s for s, rank in enumerate(self.ranks_of) if rank == place] for place in range(self.ranks))
+        return tuple([s for s, rank in enumerate(self.ranks_of) if rank == own] for own in range(self.ranks))
 
     @cached_property
     def _chunks_of(self) -> list[int]:

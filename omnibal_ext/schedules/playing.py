@@ -171,10 +171,10 @@ def _one_microbatch(placement: Placement, period: int) -> Iterator[tuple[int, st
     backwards = []
     path = [*(("F", stage) for stage in range(stages)), *(("B", stage) for stage in reversed(range(stages)))]
     for way in (path[begin : begin + ranks] for begin in range(0, len(path), ranks)):
-        places = [placement.ranks_of[stage] for _, stage in way]
+        way_ranks = [placement.ranks_of[stage] for _, stage in way]
         now = next(
             (begin for begin in range(now, now + period)
-             if all((begin + n) % period not in taken[rank] for n, rank in enumerate(places))),
+             if all((begin + n) % period not in taken[rank] for n, rank in enumerate(way_ranks))),
             now,
         )  # fmt: skip
         for kind, stage in way:

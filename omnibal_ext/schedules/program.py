@@ -219,7 +219,7 @@ def with_posts(schedule: Schedule, microbatches: int, placement: Placement | Non
     placement = placement or Placement.interleaved(len(schedule))
     postings: Postings = [[] for _ in schedule]
     ends, beside = compile_schedule(schedule, microbatches, placement).by_second(), Beside.of(schedule, microbatches)
-    for rank, action in sorted(ends, key=lambda place: (ends[place], place[0])):
+    for rank, action in sorted(ends, key=lambda key: (ends[key], key[0])):
         postings[rank].append(action)
         for receiver, taking in takers(action, rank, placement, beside):
             if receiver != rank:

@@ -44,7 +44,7 @@ def watched() -> Iterator["Watched"]:
 
     yield make
     for progress in made:
-        progress._places.clear()
+        progress._steps.clear()
 
 
 Watched = Callable[[float], Progress]
@@ -124,4 +124,4 @@ def test_a_device_that_goes_on_says_nothing_and_is_not_remembered(
         time.sleep(0.03)
     assert capsys.readouterr().err == ""
     progress.action(Action("B", 0, 0))
-    assert len(progress._places) == 41
+    assert len(progress._steps) == 41

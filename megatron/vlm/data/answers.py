@@ -33,9 +33,9 @@ def with_answers(
     marked = run([_marked(message, chr(FIRST + number)) for number, message in enumerate(messages)])
     if MARK.search(text):
         raise Rejected("reserved_words", f"the conversation has characters between {chr(FIRST)!r} and {chr(LAST)!r}")
-    places = [(ord(mark[0]) - FIRST, mark.start() - count) for count, mark in enumerate(MARK.finditer(marked))]
-    changes = sum(one != other for (one, _), (other, _) in pairwise(places))
-    found = {number for number, _ in places}
+    marks = [(ord(mark[0]) - FIRST, mark.start() - count) for count, mark in enumerate(MARK.finditer(marked))]
+    changes = sum(one != other for (one, _), (other, _) in pairwise(marks))
+    found = {number for number, _ in marks}
     left_out = [number for number, message in enumerate(messages) if _says(message) and number not in found]
     if left_out or MARK.sub("", marked) != text or changes != len(found) - 1:
         what = f"leaves out turn {left_out[0]}" if left_out else "changes or mixes what is said"
@@ -44,13 +44,13 @@ def with_answers(
     for number, message in enumerate(messages):
         if message.role != ASSISTANT:
             continue
-        own = [place for place, (other, _) in enumerate(places) if other == number]
+        own = [index for index, (other, _) in enumerate(marks) if other == number]
         if not own:
             ranges.append((0, 0))
             continue
-        first, last = places[own[0]][1], places[own[-1]][1]
-        before = text[places[own[0] - 1][1] if own[0] else 0 : first]
-        behind = text[last : places[own[-1] + 1][1] if own[-1] + 1 < len(places) else len(text)]
+        first, last = marks[own[0]][1], marks[own[-1]][1]
+        before = text[marks[own[0] - 1][1] if own[0] else 0 : first]
+        behind = text[last : marks[own[-1] + 1][1] if own[-1] + 1 < len(marks) else len(text)]
         if opening and opening in before:
             start = first - len(before.rpartition(opening)[2])
         else:

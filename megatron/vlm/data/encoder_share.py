@@ -30,8 +30,8 @@ class EncoderShares(Dataset):
         self.data, self.index, self.worker = data, index, worker
         self.readers = {size: data.readers[size] for size in in_rows([*worker.rates]) if size in data.readers}
 
-    def __getitem__(self, place: tuple[int, int]) -> Microbatch:
-        pack, microbatch = place
+    def __getitem__(self, number: tuple[int, int]) -> Microbatch:
+        pack, microbatch = number
         samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
         units = {size: reader.units(samples) for size, reader in self.readers.items()}
         takes = iter(self.worker.takes(unit_costs(units, self.worker.rates), microbatch))

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from megatron.vlm import log_noise, platform
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.inputs.reader import decoded
-from megatron.vlm.data.pack_shard import shard_of_place, with_filler
+from megatron.vlm.data.pack_shard import shard_of_rank, with_filler
 from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch, segment_ids
@@ -109,7 +109,7 @@ class PackDataset(Dataset):
         needed = self.needs.media | ({VISION.size} if width > 1 else set())
         parts = {size: reader.parts(samples) for size, reader in self.readers.items() if size in needed}
         if width > 1:
-            batch, parts[VISION.size] = shard_of_place(batch, spans, parts[VISION.size], self.rank % width)
+            batch, parts[VISION.size] = shard_of_rank(batch, spans, parts[VISION.size], self.rank % width)
         read = {size: some for size, some in parts.items() if size in self.needs.media}
         return replace(batch, **decoded(self.readers, batch.media, read, self.decodes))
 
@@ -124,7 +124,7 @@ class PackDataset(Dataset):
         return found
 
     def _segments(self, real: Sequence[int], width: int) -> tuple[Sequence[int], Sequence[Sequence[TokenSpan]]]:
-        """Return lengths of all segments of a pack, padding included; for a wide one also the spans of every place."""
+        """Return lengths of all segments of a pack, padding included; for a wide one also the spans of every rank."""
         if width > 1:
             return with_filler(shard_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
         lengths = [max(real, default=0)] * len(real) if self.index.pad else [*real]

@@ -48,10 +48,10 @@ _SOURCE = record(
 )
 
 
-def _template(place: str, value: Any) -> str:
+def _template(where: str, value: Any) -> str:
     """Check the name of one of `TEMPLATES`, or of another template's file."""
-    name = text(place, value)
-    return name if name.endswith((".jinja", ".json")) else one_of(*TEMPLATES)(place, name)
+    name = text(where, value)
+    return name if name.endswith((".jinja", ".json")) else one_of(*TEMPLATES)(where, name)
 
 
 _MANIFEST: Check[dict[str, Any]] = record(
@@ -82,13 +82,13 @@ _MANIFEST: Check[dict[str, Any]] = record(
 )
 
 
-def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
+def check_manifest(where: str, manifest: Any) -> dict[str, Any]:
     """Return the manifest, if all of it is as `merge` writes it. Raises UserError naming the field at fault."""
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if type(version) is not int or version != SCHEMA_VERSION:
         raise UserError(f"schema version {shown(version)}, this program reads {SCHEMA_VERSION}")
     check_seal(manifest)
-    checked = _MANIFEST(place, manifest)
+    checked = _MANIFEST(where, manifest)
     if sum(source["samples"] for source in checked["sources"]) != checked["samples"]:
         raise UserError(f"sources have other samples than the {checked['samples']} of all")
     for one in FURTHER:

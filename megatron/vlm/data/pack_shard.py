@@ -1,8 +1,8 @@
 """A wide pack, which a team of ranks runs together: from the entire pack to the shard of one rank.
 
     pack of width 2      a a a a a | b b | c c c | f      images of a: A0 A1, of c: C0
-    place 0              a a a a | b b                    makes A0, takes what its tokens show
-    place 1              a | c c c | f                    makes A1 and C0
+    rank 0               a a a a | b b                    makes A0, takes what its tokens show
+    rank 1               a | c c c | f                    makes A1 and C0
 
 `omnibal_ext.packing.shards` assigns tokens to ranks, `omnibal_ext.image_assignment` images. A shard has the spans of
 cut samples first, then entire samples, then padding.
@@ -30,9 +30,9 @@ from omnibal_ext.packing.shards import PackShards, TokenSpan
 def with_filler(
     shards: PackShards, lengths: Sequence[int], multiple: int
 ) -> tuple[tuple[int, ...], tuple[tuple[TokenSpan, ...], ...]]:
-    """Segment lengths of a pack and spans of every place, with the padding of each place as one more segment.
+    """Segment lengths of a pack and spans of every rank, with the padding of each rank as one more segment.
 
-    Every place gets at least `multiple` tokens.
+    Every rank gets at least `multiple` tokens.
     """
     filled, spans = list(lengths), []
     for mine, tokens in zip(shards.spans, shards.tokens, strict=True):
@@ -42,48 +42,48 @@ def with_filler(
     return tuple(filled), tuple(spans)
 
 
-def shard_of_place(
-    pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], shown: Sequence[Shown], place: int
+def shard_of_rank(
+    pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], shown: Sequence[Shown], rank: int
 ) -> tuple[Microbatch, list[Shown]]:
-    """Return one place's shard of a pack without pixels that shows these images, and the images that the place encodes.
+    """Return one rank's shard of a pack without pixels that shows these images, and the images that the rank encodes.
 
-    Images, and temporal steps of videos, are encoded on one place each.
+    Images, and temporal steps of videos, are encoded on one rank each.
     """
     tiles = [image.tiles // image.steps for _, image, _ in shown for _ in range(image.steps)]
     makers = np.array(assign_units(tiles, pack.pack, tuple(range(len(spans))), 1), np.int64)
     maker, own = iter(makers.tolist()), []
     for sample, image, _ in shown:
-        if steps := [step for step in range(image.steps) if next(maker) == place]:
+        if steps := [step for step in range(image.steps) if next(maker) == rank]:
             own.append(Shown(sample, image.at_steps(steps)))
     features = [int(each * shown[0].sample.data.manifest["tokens_per_tile"]) for each in tiles]
-    shard = shard_of(pack, spans, makers.repeat(features), place)
+    shard = shard_of(pack, spans, makers.repeat(features), rank)
     grids = tuple((image.steps, image.rows, image.columns) for _, image, _ in own) if Images.of(pack).grids else ()
     media = replace(Images.of(shard), units=together(sum(one.tiles for one in own)), grids=grids)
     return replace(shard, media={**shard.media, VISION.size: media}), own
 
 
-def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, place: int) -> Microbatch:
-    """Return the shard of one place of a team, of a pack without pixels.
+def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, rank: int) -> Microbatch:
+    """Return the shard of one rank of a team, of a pack without pixels.
 
-    `spans`: the tokens of every place. `makers` [features]: the place that computes each image feature of the pack.
+    `spans`: the tokens of every rank. `makers` [features]: the rank that computes each image feature of the pack.
     """
-    places = Counter(number for mine in spans for number in {span.document for span in mine})
-    numbers_cut = sorted(number for number, holders in places.items() if holders > 1)
+    ranks = Counter(number for mine in spans for number in {span.document for span in mine})
+    numbers_cut = sorted(number for number, holders in ranks.items() if holders > 1)
     parts = [sorted(mine, key=lambda span: (span.document not in numbers_cut, span)) for mine in spans]
     cut, rows = _cut(pack.lengths, parts, numbers_cut), [_rows(pack.lengths, mine) for mine in parts]
-    asked, images = _tokens_of_images(pack, rows, place)
-    numbers, begins, ends = zip(*parts[place], strict=True)
+    asked, images = _tokens_of_images(pack, rows, rank)
+    numbers, begins, ends = zip(*parts[rank], strict=True)
     shard = PackShard(
-        team_rank=place,
+        team_rank=rank,
         width=len(parts),
         pack=pack.with_tensors(lambda _: None),
         segments=numbers,
         begins=begins,
-        rows=torch.from_numpy(rows[place]),
+        rows=torch.from_numpy(rows[rank]),
         split=cut,
-        features=feature_route(makers, asked, place),
+        features=feature_route(makers, asked, rank),
     )
-    real = {number: end - begin for number, begin, end in parts[place] if number < pack.samples}
+    real = {number: end - begin for number, begin, end in parts[rank] if number < pack.samples}
     squares = sum(length**2 for number, length in real.items() if number not in cut.samples)
     return replace(
         pack,
@@ -97,18 +97,18 @@ def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Int
     )
 
 
-def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRoute:
-    """Return how a place sends and receives features. `makers` [features]: the place that computes each; `asked`: the
-    features that each place reads, in order."""
-    place_of, places = np.zeros(len(makers), np.int64), len(asked)
-    for maker in range(places):
+def feature_route(makers: Ints, asked: Sequence[Ints], rank: int) -> FeatureRoute:
+    """Return how a rank sends and receives features. `makers` [features]: the rank that computes each; `asked`: the
+    features that each rank reads, in order."""
+    position_of, ranks = np.zeros(len(makers), np.int64), len(asked)
+    for maker in range(ranks):
         made = makers == maker
-        place_of[made] = np.arange(int(made.sum()))
-    leaving = [place_of[wanted[makers[wanted] == place]] for wanted in asked]
-    mine = asked[place]
+        position_of[made] = np.arange(int(made.sum()))
+    leaving = [position_of[wanted[makers[wanted] == rank]] for wanted in asked]
+    mine = asked[rank]
     arriving = np.empty(len(mine), np.int64)
     arriving[np.argsort(makers[mine], kind="stable")] = np.arange(len(mine))
-    takes = np.bincount(makers[mine], minlength=places)
+    takes = np.bincount(makers[mine], minlength=ranks)
     return FeatureRoute(
         send_rows=torch.from_numpy(np.concatenate(leaving)),
         send_counts=tuple(map(len, leaving)),
@@ -118,7 +118,7 @@ def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRou
 
 
 def _cut(lengths: Sequence[int], parts: Sequence[Sequence[TokenSpan]], cut: Sequence[int]) -> SplitSamples:
-    """Return the samples of the numbers `cut`, of which several places have rows."""
+    """Return the samples of the numbers `cut`, of which several ranks have rows."""
     arrived = [part for mine in parts for part in mine if part[0] in cut]
     keys = [(number, token) for number, begin, end in arrived for token in range(begin, end)]
     order = np.lexsort(np.array(keys, np.int64).reshape(-1, 2).T[::-1])
@@ -127,7 +127,7 @@ def _cut(lengths: Sequence[int], parts: Sequence[Sequence[TokenSpan]], cut: Sequ
 
 
 def _rows(lengths: Sequence[int], parts: Sequence[TokenSpan]) -> Ints:
-    """Return the indices in the pack of a place's tokens, in the place's order."""
+    """Return the indices in the pack of a rank's tokens, in the rank's order."""
     starts = [*accumulate(lengths, initial=0)]
     return np.concatenate([np.arange(starts[n] + begin, starts[n] + end) for n, begin, end in parts])
 
@@ -138,8 +138,8 @@ def _text(pack: Microbatch, rows: Tensor) -> dict[str, Any]:
     return found | ({"supervised": found["loss_mask"].nonzero().squeeze(1)} if "loss_mask" in found else {})
 
 
-def _tokens_of_images(pack: Microbatch, rows: Sequence[Ints], place: int) -> tuple[list[Ints], dict[str, Any]]:
-    """Return the features that every place reads (none if the stage reads no tokens), and this place's image fields."""
+def _tokens_of_images(pack: Microbatch, rows: Sequence[Ints], rank: int) -> tuple[list[Ints], dict[str, Any]]:
+    """Return the features that every rank reads (none if the stage reads no tokens), and this rank's image fields."""
     images = Images.of(pack)
     if images.positions is None:
         return [np.empty(0, np.int64) for _ in rows], {}
@@ -147,12 +147,12 @@ def _tokens_of_images(pack: Microbatch, rows: Sequence[Ints], place: int) -> tup
     number[images.positions.numpy()] = np.arange(len(images.positions))
     shown = [number[mine] for mine in rows]
     tokens = [found[found >= 0] for found in shown]
-    here: dict[str, Any] = {"positions": torch.from_numpy(np.flatnonzero(shown[place] >= 0))}
+    here: dict[str, Any] = {"positions": torch.from_numpy(np.flatnonzero(shown[rank] >= 0))}
     if images.sources is None:
         return tokens, here
     sources = [images.sources.numpy()[found] for found in tokens]
     asked = [np.unique(found[found >= 0]) for found in sources]
-    mine = sources[place]
-    there = np.where(mine < 0, mine, np.searchsorted(asked[place], mine))
-    weights = None if images.weights is None else images.weights[torch.from_numpy(tokens[place])]
+    mine = sources[rank]
+    there = np.where(mine < 0, mine, np.searchsorted(asked[rank], mine))
+    weights = None if images.weights is None else images.weights[torch.from_numpy(tokens[rank])]
     return asked, {**here, "sources": torch.from_numpy(there), "weights": weights}

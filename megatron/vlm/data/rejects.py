@@ -118,10 +118,10 @@ class RejectCount:
             return "it has none"
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())
         first = self._first
-        return f"{reasons}; {_place(first)}: {first['reason']}, {first['detail']}"
+        return f"{reasons}; {_where(first)}: {first['reason']}, {first['detail']}"
 
 
-def _place(row: dict[str, Any]) -> str:
+def _where(row: dict[str, Any]) -> str:
     """Name the file of a rejected row, and which it is: "line 4", or "element 4" of a JSON list."""
     path, is_element = Path(row["file"]), False
     if path.suffix == ".json":

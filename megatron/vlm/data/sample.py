@@ -96,8 +96,8 @@ class Sample:
     @cached_property
     def _whole_runs(self) -> list[int]:
         """`runs` of images, but a video that is heard too is a single run."""
-        places = [self.data.rule.places(image).count for image in self.images]
-        return [len(order) // count for order, count in zip(self.orders, places, strict=True) for _ in range(count)]
+        counts = [self.data.rule.runs(image).count for image in self.images]
+        return [len(order) // count for order, count in zip(self.orders, counts, strict=True) for _ in range(count)]
 
     def runs(self, modality: Modality) -> list[int]:
         """Return the length of each run of a modality's tokens: of images, of an image, of each of its rows or tiles,

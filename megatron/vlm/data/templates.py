@@ -28,7 +28,7 @@ from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import IMAGE_MARK, KINDS, QUOTED, HeardTurns, ImageMarkup
 from omnibal_ext.families.registry import TEMPLATES
-from omnibal_ext.modalities.vision.places import Places
+from omnibal_ext.modalities.vision.runs import TokenRuns
 from omnibal_ext.reading.costs import CostError, bounded
 
 TOKENS = re.compile(r"\{#- tokens: (.*) -#\}")
@@ -279,14 +279,14 @@ def render_chat(
     messages: Sequence[Message],
     template: ChatTemplate,
     markup: ImageMarkup,
-    shown: Iterable[Places | HeardTurns | Sequence[float]] = (),
+    shown: Iterable[TokenRuns | HeardTurns | Sequence[float]] = (),
     tools: Sequence[str] = (),
     default_system: bool = True,
 ) -> RenderedChat:
     """Render a conversation by `template`, with marks of images, videos and sounds replaced by `markup`.
 
-    `shown`: for images and videos in order, an image's `Places`, the seconds of a video's steps, or the `HeardTurns` of
-    one that is heard too; default: one place.
+    `shown`: for images and videos in order, an image's `TokenRuns`, the seconds of a video's steps, or the `HeardTurns`
+    of one that is heard too; default: one run.
     `tools`: JSON texts. `default_system`: a template's own system message is written where there is none. Raises
     `Rejected` if the template has no form for something.
     """
@@ -297,10 +297,10 @@ def render_chat(
     def text_of(mark: str) -> str:
         if mark in further:
             return further[mark]
-        place = next(left, Places())
-        if isinstance(place, HeardTurns):
-            return markup.heard_video_text(place)
-        return markup.image_text(place) if isinstance(place, Places) else markup.video_text(place)
+        runs = next(left, TokenRuns())
+        if isinstance(runs, HeardTurns):
+            return markup.heard_video_text(runs)
+        return markup.image_text(runs) if isinstance(runs, TokenRuns) else markup.video_text(runs)
 
     def as_words(mark: re.Match[str]) -> str:
         words = text_of(mark[0])

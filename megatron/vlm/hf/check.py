@@ -252,6 +252,6 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: Visi
     }
     if "position_ids" in takes:  # which it would find by words around images, and random samples have none
         assert vision.native is not None
-        places = text_and_image_positions([len(sample.ids)], sample.grids, sample.starts, vision.native)
-        known["position_ids"] = torch.from_numpy(places)[:, None]
+        positions = text_and_image_positions([len(sample.ids)], sample.grids, sample.starts, vision.native)
+        known["position_ids"] = torch.from_numpy(positions)[:, None]
     return {name: known[name] for name in ("pixel_values", *takes) if name in known}

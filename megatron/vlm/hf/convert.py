@@ -42,12 +42,12 @@ NOT_COPIED = (INDEX, LISTING, PeftExtras.FIELDS)
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".distcp"}
 
 
-def _listed(place: str, value: Any) -> Any:
+def _listed(where: str, value: Any) -> Any:
     """Check [file, dtype, shape] of a weight."""
-    file, dtype, shape = listing(anything, 3, 3)(place, value)
-    weight_file(f"{place}[0]", file)
-    one_of(*DTYPES)(f"{place}[1]", dtype)
-    listing(integer(0, 2**48), most=8)(f"{place}[2]", shape)
+    file, dtype, shape = listing(anything, 3, 3)(where, value)
+    weight_file(f"{where}[0]", file)
+    one_of(*DTYPES)(f"{where}[1]", dtype)
+    listing(integer(0, 2**48), most=8)(f"{where}[2]", shape)
     return value
 
 

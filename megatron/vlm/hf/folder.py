@@ -75,7 +75,7 @@ class WeightFolder:
 
 def stored_weights(path: Path) -> dict[str, Stored]:
     """Read the header of one safetensors file: its weights. Raises UserError naming the file and the weight."""
-    return {name: Stored(path.name, place.dtype, place.shape) for name, place in read_tensor_entries(path).items()}
+    return {name: Stored(path.name, entry.dtype, entry.shape) for name, entry in read_tensor_entries(path).items()}
 
 
 def write_weights(path: Path, stored: Mapping[str, Stored], tensors: Iterable[tuple[str, Tensor]]) -> None:

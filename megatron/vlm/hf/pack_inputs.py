@@ -115,12 +115,12 @@ def padded_patches(
     mean, deviation = (torch.tensor(one)[:, None, None] for one in normalization)
     counts = [rows * columns for _, rows, columns in grids]
     filled = torch.zeros(len(counts), max(counts), patches[0].numel())
-    places = torch.full((len(counts), max(counts), 2), -1)
+    cells = torch.full((len(counts), max(counts), 2), -1)
     for number, part in enumerate(patches.split(counts)):
         filled[number, : len(part)] = (part * deviation + mean).permute(0, 2, 3, 1).flatten(1)
-        rows_and_columns = row_layout((grids[number],), square, None).places
-        places[number, : len(part)] = torch.from_numpy(rows_and_columns).flip(1)
-    return {"pixel_values": filled, "image_position_ids": places}
+        rows_and_columns = row_layout((grids[number],), square, None).cells
+        cells[number, : len(part)] = torch.from_numpy(rows_and_columns).flip(1)
+    return {"pixel_values": filled, "image_position_ids": cells}
 
 
 def _sizes(pack: Pack) -> Batch:
@@ -161,8 +161,8 @@ def _patches_and_grids(pack: Pack) -> Batch:
     seconds = [film.seconds for film, steps in films for _ in steps]
     bounds = np.cumsum([0, *pack.lengths])
     grids = (found.get("image_grid_thw"), found.get("video_grid_thw"))
-    places = pack_positions(pack.config, pack.ids, bounds, *grids, seconds)[:, None]
-    return {**found, "position_ids": torch.cat([pack.words["position_ids"][None], places])}
+    cells = pack_positions(pack.config, pack.ids, bounds, *grids, seconds)[:, None]
+    return {**found, "position_ids": torch.cat([pack.words["position_ids"][None], cells])}
 
 
 def _rows_of_patches(pack: Pack) -> Batch:

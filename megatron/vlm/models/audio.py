@@ -44,7 +44,7 @@ LONGEST_WAVE = 10_000
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """Places of the frames and rows of a pack's sounds in its chunks, on the host."""
+    """TokenRuns of the frames and rows of a pack's sounds in its chunks, on the host."""
 
     frames: Ints
     """[all frames]: index of each in the chunks, which are padded to equal length."""
@@ -63,11 +63,11 @@ def chunk_layout(sounds: Units, audio: AudioArchitecture) -> ChunkLayout:
     lengths = [one for sample in real for one in sample]
     rows = [audio.rows(one) for one in lengths]
     return ChunkLayout(
-        _places(lengths, audio.chunk), _places(rows, audio.rows(audio.chunk)), np.array(seen, dtype=np.int64)
+        _positions(lengths, audio.chunk), _positions(rows, audio.rows(audio.chunk)), np.array(seen, dtype=np.int64)
     )
 
 
-def _places(lengths: Sequence[int], width: int) -> Ints:
+def _positions(lengths: Sequence[int], width: int) -> Ints:
     """Return the indices of the first `lengths[n]` items of every n-th part of `width` items."""
     return np.concatenate([np.zeros(0, np.int64), *(n * width + np.arange(one) for n, one in enumerate(lengths))])
 

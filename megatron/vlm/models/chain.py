@@ -183,7 +183,7 @@ class Chain:
             clip(module, config.hidden_size, config.kv_channels)
         if recompute:
             recompute_cheap(module)
-        module.place(part, number)
+        module.configure(part, number)
         return module
 
     def _norms_apart(self, layer: int, recompute: bool) -> bool:

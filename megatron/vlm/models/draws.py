@@ -19,8 +19,8 @@ def begin_draws(seed: int, batch: Microbatch, layer: int) -> None:
     of a replicated tower encodes the pack. Tensor-parallel ranks get the same seed; core adds their rank where they
     hold different shards.
     """
-    place = batch.shard.team_rank if batch.shard else 0
-    (own,) = np.random.SeedSequence((seed, batch.iteration, batch.pack + 1, place, layer)).generate_state(1)
+    team_rank = batch.shard.team_rank if batch.shard else 0
+    (own,) = np.random.SeedSequence((seed, batch.iteration, batch.pack + 1, team_rank, layer)).generate_state(1)
     tensor_parallel.model_parallel_cuda_manual_seed(int(own))
 
 

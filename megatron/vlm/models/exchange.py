@@ -41,8 +41,8 @@ def rows_to_heads(query: Tensor, key: Tensor, value: Tensor, exchange: HeadExcha
     sent = [torch.cat([query[:, a:b], key[:, c:d], value[:, c:d]], dim=1) for (a, b), (c, d) in spans]
     heads, groups = shares.widths(here)
     found, keys, values = _meet(sent, heads + 2 * groups, exchange).split([heads, groups, groups], dim=1)
-    if (places := shares.by_head(here)) is not None:
-        index = platform.to_device(torch.tensor(places))
+    if (columns := shares.by_head(here)) is not None:
+        index = platform.to_device(torch.tensor(columns))
         keys, values = keys.index_select(1, index), values.index_select(1, index)
     return found.contiguous(), keys.contiguous(), values.contiguous()
 
@@ -57,9 +57,9 @@ def rows_to_groups(rows: Tensor, exchange: HeadExchange) -> tuple[Tensor, tuple[
 def heads_to_rows(out: Tensor, heads: int, exchange: HeadExchange) -> Tensor:
     """Exchange back what `rows_to_heads` did: [N, heads here, d] -> this rank's rows of all heads, [n, heads, d]."""
     shares = HeadShares(heads, heads, len(exchange.rows))
-    by_place = out[platform.to_device(torch.argsort(exchange.order))]
+    by_position = out[platform.to_device(torch.argsort(exchange.order))]
     shapes = [(exchange.rows[exchange.team_rank], end - first, out.shape[2]) for first, end in shares.heads]
-    return torch.cat(_exchange(by_place.split(exchange.rows), shapes, exchange.team), dim=1)
+    return torch.cat(_exchange(by_position.split(exchange.rows), shapes, exchange.team), dim=1)
 
 
 def _meet(sent: Sequence[Tensor], heads: int, exchange: HeadExchange) -> Tensor:

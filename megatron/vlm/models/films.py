@@ -53,6 +53,6 @@ class FilmLayers(EncoderLayers):
         """Make a video of so many frames, whose tokens are at the end; if it has more tokens than the pack, they
         overwrite each other."""
         vision, tokens = self.layers(model), sum(lengths)
-        places = torch.arange(vision.rows(units), device=platform.device())
-        pixels = torch.randn(units, 3, vision.image_size, vision.image_size, device=places.device)
-        return Images(together(units), values=pixels, positions=tokens - 1 - places % tokens)
+        rows = torch.arange(vision.rows(units), device=platform.device())
+        pixels = torch.randn(units, 3, vision.image_size, vision.image_size, device=rows.device)
+        return Images(together(units), values=pixels, positions=tokens - 1 - rows % tokens)

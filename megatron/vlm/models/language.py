@@ -116,7 +116,7 @@ class LanguageLayer(TransformerLayer):
     input: LayerInput | None
     """The layer's second input, in models that have one."""
 
-    def place(self, language: LanguageArchitecture, number: int) -> None:
+    def configure(self, language: LanguageArchitecture, number: int) -> None:
         """Set what layer `number` of the model has of its own: output factor, attention, experts, second input."""
         layer = language.each_layer[number]
         self.register_buffer("scalar", torch.ones(1, dtype=self.config.params_dtype) if layer.layer_scalar else None)

@@ -90,9 +90,9 @@ class LanguageViewer(torch.nn.Module):
         """Return the pack's token ids, with an id whose row is not trained at image tokens."""
         assert self.inputs is not None
         assert batch.input_ids is not None
-        places = Images.of(batch).positions
-        assert places is not None
-        return batch.input_ids.index_fill(0, places, self.inputs.blank)
+        positions = Images.of(batch).positions
+        assert positions is not None
+        return batch.input_ids.index_fill(0, positions, self.inputs.blank)
 
     def _images(self, batch: Microbatch, number: int) -> tuple[Span, ...]:
         """Return the spans of a sample's images, whose tokens attend to each other in both directions."""
@@ -166,10 +166,10 @@ def seen_keys(
     image = torch.full((length,), -1)
     for number, (first, end) in enumerate(images):
         image[first:end] = number
-    image, place = platform.to_device(image), torch.arange(length, device=platform.device())
-    distance = place[:, None] - place
+    image, position = platform.to_device(image), torch.arange(length, device=platform.device())
+    distance = position[:, None] - position
     together = (image[:, None] == image) & (image >= 0)
     seen = (distance >= 0) | together
     seen = seen if window is None else seen & (distance < window)
     seen = seen | together if images_whole else seen
-    return seen | ((place[:, None] < prefix) & (place < prefix))
+    return seen | ((position[:, None] < prefix) & (position < prefix))

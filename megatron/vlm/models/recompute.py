@@ -40,10 +40,10 @@ def keep_where_from(linear: torch.nn.Module) -> None:
         storage = entering.untyped_storage()._cdata
 
         def pack(kept: Tensor) -> Any:
-            return _Place(source, kept) if kept.untyped_storage()._cdata == storage else kept
+            return _Awaited(source, kept) if kept.untyped_storage()._cdata == storage else kept
 
         def unpack(kept: Any) -> Tensor:
-            return kept.fill() if isinstance(kept, _Place) else kept
+            return kept.fill() if isinstance(kept, _Awaited) else kept
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return multiply(entering, *others, **options)
@@ -75,8 +75,8 @@ class _Recomputed(torch.autograd.Function):
     def forward(ctx: Any, function: Function, *inputs: Any) -> Tensor:
         ctx.function, ctx.outcome = function, None
         ctx.others = [None if isinstance(one, Tensor) else one for one in inputs]
-        ctx.places = [place for place, one in enumerate(inputs) if isinstance(one, Tensor)]
-        ctx.save_for_backward(*(inputs[place] for place in ctx.places))
+        ctx.tensors = [index for index, one in enumerate(inputs) if isinstance(one, Tensor)]
+        ctx.save_for_backward(*(inputs[index] for index in ctx.tensors))
         return function(*inputs)
 
     @staticmethod
@@ -85,8 +85,8 @@ class _Recomputed(torch.autograd.Function):
         ctx.outcome = None
         torch.autograd.backward(out, grad)
         grads: list[Tensor | None] = [None] * len(ctx.others)
-        for place, leaf in zip(ctx.places, leaves, strict=True):
-            grads[place] = leaf.grad
+        for index, leaf in zip(ctx.tensors, leaves, strict=True):
+            grads[index] = leaf.grad
         return None, *grads
 
 
@@ -95,15 +95,15 @@ def _outcome(node: Any) -> tuple[list[Tensor], Tensor]:
     if node.outcome is None:
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in node.saved_tensors]
         inputs = list(node.others)
-        for place, leaf in zip(node.places, leaves, strict=True):
-            inputs[place] = leaf
+        for index, leaf in zip(node.tensors, leaves, strict=True):
+            inputs[index] = leaf
         with torch.enable_grad():
             node.outcome = leaves, node.function(*inputs)
     found: tuple[list[Tensor], Tensor] = node.outcome
     return found
 
 
-class _Place:
+class _Awaited:
     """A stand-in for a saved tensor that is (a view of) the output of a node, and can be recomputed."""
 
     def __init__(self, node: Any, tensor: Tensor) -> None:

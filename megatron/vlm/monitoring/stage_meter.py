@@ -82,8 +82,8 @@ class StageMeter:
             return {}
         worked, spans, peaks = gather_timings(torch.tensor(self.timed, dtype=torch.float64), peak_bytes())
         self.timed = []
-        places = map(self.plan.placement.rank_and_chunk, range(len(self.plan.stages)))
-        stages = torch.stack([worked[:, rank, :, chunk] for rank, chunk in places], dim=-1).mean(dim=(0, 1))
+        ranks_and_chunks = map(self.plan.placement.rank_and_chunk, range(len(self.plan.stages)))
+        stages = torch.stack([worked[:, rank, :, chunk] for rank, chunk in ranks_and_chunks], dim=-1).mean(dim=(0, 1))
         seconds = (stages / self.plan.num_microbatches).tolist()
         found = {"bubble": bubble(worked, spans), "stage_seconds": seconds}
         return found | ({"stage_peak_bytes": peaks} if any(peaks) else {})

@@ -36,8 +36,8 @@ class Gathers:
         for module in modules:
             self._buckets += reversed(module.bucket_groups)  # these are in backward order
             self._last[module] = len(self._buckets) - 1
-        for place, bucket in enumerate(self._buckets):
-            bucket.finish_param_sync = partial(self._wait, place)  # called where a layer is about to be run
+        for index, bucket in enumerate(self._buckets):
+            bucket.finish_param_sync = partial(self._wait, index)  # called where a layer is about to be run
         self._start()
 
     def finish(self, module: Any) -> None:
@@ -47,20 +47,20 @@ class Gathers:
     def await_weights(self, weights: Collection[torch.nn.Parameter]) -> None:
         """Wait for these weights."""
         held = set(weights)
-        places = [
-            place
-            for place, group in enumerate(self._buckets)
+        indices = [
+            index
+            for index, group in enumerate(self._buckets)
             if any(held & set(bucket.params_list) for bucket in group.buckets)
         ]
-        self._wait(max(places, default=-1))
+        self._wait(max(indices, default=-1))
 
     def _start(self) -> None:
         if self._arrived < len(self._buckets):
             self._buckets[self._arrived].start_param_sync()
 
-    def _wait(self, place: int, **_: Any) -> None:
+    def _wait(self, index: int, **_: Any) -> None:
         """Wait for a bucket and those before it, which start one by one."""
-        while self._arrived <= place:
+        while self._arrived <= index:
             bucket = self._buckets[self._arrived]
             del bucket.finish_param_sync  # core's again
             with self._waiting("weights from its data-parallel ranks"):
@@ -82,8 +82,8 @@ class OrderedReductions:
         self._attached.add(module)
         _put_in_one_order(module)
         turns = _Turns([bucket.start_grad_sync for bucket in module.bucket_groups])
-        for place, bucket in enumerate(module.bucket_groups):
-            bucket.start_grad_sync = partial(turns.ready, place)  # called where its last gradient comes
+        for index, bucket in enumerate(module.bucket_groups):
+            bucket.start_grad_sync = partial(turns.ready, index)  # called where its last gradient comes
 
 
 def _put_in_one_order(module: Any) -> None:
@@ -91,10 +91,10 @@ def _put_in_one_order(module: Any) -> None:
 
     Core reduces them in list order, experts' behind all others, whatever is in them.
     """
-    place = {weight: number for number, weight in enumerate(module.parameters())}
+    index = {weight: number for number, weight in enumerate(module.parameters())}
 
     def first(group: Any) -> int:
-        return min(place[weight] for bucket in group.buckets for weight in bucket.params_list)
+        return min(index[weight] for bucket in group.buckets for weight in bucket.params_list)
 
     groups = [*module.bucket_groups, *module.expert_parallel_bucket_groups]
     module.bucket_groups, module.expert_parallel_bucket_groups = sorted(groups, key=first, reverse=True), []
@@ -108,9 +108,9 @@ class _Turns:
         self.turn = 0
         self.waiting: dict[int, Callable[[], None]] = {}
 
-    def ready(self, place: int, *arguments: Any, **options: Any) -> None:
-        """Call `starts[place]`, now or when its turn comes."""
-        self.waiting[place] = partial(self.starts[place], *arguments, **options)
+    def ready(self, index: int, *arguments: Any, **options: Any) -> None:
+        """Call `starts[index]`, now or when its turn comes."""
+        self.waiting[index] = partial(self.starts[index], *arguments, **options)
         while self.turn in self.waiting:
             self.waiting.pop(self.turn)()
             self.turn = (self.turn + 1) % len(self.starts)

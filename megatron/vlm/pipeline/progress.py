@@ -33,7 +33,7 @@ ACTIONS = {
 
 
 @dataclass(eq=False)
-class Place:
+class Step:
     """A step of a rank, on a GPU first of its host, then of its device."""
 
     doing: str
@@ -52,35 +52,35 @@ class Progress:
     def __init__(self, timeout: timedelta | None) -> None:
         """Start watching. `timeout`: torch's for a message; None: nothing is reported."""
         self.patience = SHARE * timeout.total_seconds() if timeout else 0.0
-        self._places: deque[Place] = deque()
+        self._steps: deque[Step] = deque()
         """Steps that the device has not finished, in order; the last is the host's."""
         if timeout:
             threading.Thread(target=_watch, args=(weakref.ref(self), self.patience), daemon=True).start()
 
     def at(self, doing: str) -> None:
         """Note that the rank is `doing` this from now on."""
-        if self._places:
-            self._places[-1].end = Moment()
-        self._places.append(Place(doing))
-        while self._places[0].passed:
-            self._places.popleft()
+        if self._steps:
+            self._steps[-1].end = Moment()
+        self._steps.append(Step(doing))
+        while self._steps[0].passed:
+            self._steps.popleft()
 
     def action(self, action: Action) -> None:
         """Note that the rank is in this action from now on."""
-        place = "part" if action.kind in OF_TOWER else "chunk"
-        self.at(f"{ACTIONS[action.kind]} of microbatch {action.microbatch}, {place} {action.chunk}")
+        step = "part" if action.kind in OF_TOWER else "chunk"
+        self.at(f"{ACTIONS[action.kind]} of microbatch {action.microbatch}, {step} {action.chunk}")
 
     @contextlib.contextmanager
     def waiting(self, message: str) -> Iterator[None]:
         """Make a context in which the rank waits for a message."""
-        doing = self._places[-1].doing if self._places else "the start"
+        doing = self._steps[-1].doing if self._steps else "the start"
         self.at(f"{doing}, waiting for {message}")
         yield
         self.at(doing)
 
-    def place(self) -> Place | None:
+    def step(self) -> Step | None:
         """Return what the rank is doing; None before it has begun. Any thread may call it."""
-        return next((place for place in tuple(self._places) if not place.passed), None)
+        return next((step for step in tuple(self._steps) if not step.passed), None)
 
 
 def _watch(watched: "weakref.ref[Progress]", patience: float) -> None:
@@ -90,13 +90,13 @@ def _watch(watched: "weakref.ref[Progress]", patience: float) -> None:
         time.sleep(patience / LOOKS)
         if (progress := watched()) is None:
             return
-        place, seconds = progress.place(), time.monotonic() - since
+        step, seconds = progress.step(), time.monotonic() - since
         del progress
-        if place is not last:
-            last, since, said = place, time.monotonic(), False
-        elif place is not None and not said and seconds > patience:
+        if step is not last:
+            last, since, said = step, time.monotonic(), False
+        elif step is not None and not said and seconds > patience:
             said, name = True, name_of_rank(os.environ.get("RANK", "0"))
-            say(f"warning: {name} has been in {place.doing} for {seconds:.0f} s", error=True)
+            say(f"warning: {name} has been in {step.doing} for {seconds:.0f} s", error=True)
 
 
 def name_of_rank(rank: int | str) -> str:

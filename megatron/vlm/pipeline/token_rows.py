@@ -54,7 +54,7 @@ class TokenRows:
 
     def count(self, part: int, tensor_rank: int) -> int:
         """Return the number of rows that a worker encodes."""
-        return len(self._places[part * self.tensor_ranks + tensor_rank])
+        return len(self._positions[part * self.tensor_ranks + tensor_rank])
 
     @property
     def total(self) -> int:
@@ -62,7 +62,7 @@ class TokenRows:
         return sum(encoder.total for encoder in self.encoders)
 
     @cached_property
-    def _places(self) -> list[Ints]:
+    def _positions(self) -> list[Ints]:
         """Indices of every worker's rows in the first stage's input, in the order in which it encodes."""
         found: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(self.parts * self.tensor_ranks)]
         workers, first = iter(self.workers), 0
@@ -89,14 +89,14 @@ class TokenRows:
         order = np.empty(self.total, np.int64)
         for rank in range(self.tensor_ranks):
             begin = rank * room
-            for places in self._places[rank :: self.tensor_ranks]:
-                order[places] = np.arange(begin, begin + len(places))
-                begin += len(places)
+            for positions in self._positions[rank :: self.tensor_ranks]:
+                order[positions] = np.arange(begin, begin + len(positions))
+                begin += len(positions)
         return _taken(piece, order)
 
     def piece(self, whole: Tensor, part: int, tensor_rank: int) -> Tensor:
         """Return a worker's rows of `whole`, which has the rows of the first stage's input, in the worker's order."""
-        return _taken(whole, self._places[part * self.tensor_ranks + tensor_rank])
+        return _taken(whole, self._positions[part * self.tensor_ranks + tensor_rank])
 
 
 def _taken(rows: Tensor, order: Ints) -> Tensor:

@@ -66,8 +66,8 @@ class Tower:
         self.pieces = [piece for trained in (True, False) for piece in self._pieces(stage, trained)]
 
     def _pieces(self, stage: Stage, trained: bool) -> Iterator[Piece]:
-        for place, owner in enumerate(dist.get_process_group_ranks(self.group)):
-            layers = [name for name, whose in zip(self.copies.links, self.plan.owners, strict=True) if whose == place]
+        for rank, owner in enumerate(dist.get_process_group_ranks(self.group)):
+            layers = [name for name, whose in zip(self.copies.links, self.plan.owners, strict=True) if whose == rank]
             copies, owned = (
                 [
                     weight
@@ -128,8 +128,8 @@ def owned_layers(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
     if plan.tower is None or vp_stage:
         return ()
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
-    place = here * parallel_state.get_tensor_model_parallel_world_size() + tensor
-    return tuple(layer for layer, owner in enumerate(plan.tower.owners) if owner == place)
+    rank = here * parallel_state.get_tensor_model_parallel_world_size() + tensor
+    return tuple(layer for layer, owner in enumerate(plan.tower.owners) if owner == rank)
 
 
 def _flatten(

@@ -92,7 +92,7 @@ def ready_part(job: PreprocessJob, number: int) -> PreparedPart:
     except UserError as error:
         say(f"{error}: it is made again", error=True)
     source = job.sources[number]
-    return apart(prepare_part, (job.recipe, source), source.place)
+    return apart(prepare_part, (job.recipe, source), source.lines_named)
 
 
 def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:

@@ -45,14 +45,14 @@ class PreparedPart:
     def save(self, path: Path) -> None:
         """Write the part to a temporary file and rename it."""
         with replacing(path) as file:
-            np.savez(file, of=_place(path), **{name: getattr(self, name) for name in self.__slots__})
+            np.savez(file, of=_where(path), **{name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
     def load(cls, path: Path) -> "PreparedPart":
         """Read a part. Raises UserError if it is damaged, or another part's."""
         remedy = "remove it"
         of, *columns = read_arrays(path, ("of", *cls.__slots__), remedy)
-        if of.tolist() != _place(path):
+        if of.tolist() != _where(path):
             raise UserError(f"{path}: is another part; {remedy}")
         part = cls(*columns)
         lengths = (part.token_lengths, part.media_lengths)
@@ -75,7 +75,7 @@ class PreparedPart:
         return [json.loads(line) for line in self.rejected.tobytes().splitlines()]
 
 
-def _place(path: Path) -> str:
+def _where(path: Path) -> str:
     """The hash of the job and the number of a part, as its file is called."""
     return f"{path.parent.name}/{path.name}"
 
@@ -91,8 +91,8 @@ def prepare_part(recipe: Recipe, source: PartSource) -> PreparedPart:
             samples.append(_make(maker, row, source))
             lines.append(row.number)
         except Rejected as verdict:
-            place = {"file": str(source.file), "line": row.number}
-            rejected.append({**place, "reason": verdict.reason, "detail": verdict.detail})
+            where = {"file": str(source.file), "line": row.number}
+            rejected.append({**where, "reason": verdict.reason, "detail": verdict.detail})
     return _join(samples, lines, rejected)
 
 

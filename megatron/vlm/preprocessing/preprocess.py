@@ -229,17 +229,17 @@ def _each(
     work: Callable[..., Value],
     tasks: Sequence[tuple[Any, ...]],
     workers: int,
-    place: Callable[..., str],
+    name_of: Callable[..., str],
     apart: bool = False,
 ) -> Iterator[Value]:
     """`work(*task)` of every task, in order of completion, by other processes if there are several workers."""
     if apart or workers > 1:
-        return each_apart(work, tasks, workers, place)
+        return each_apart(work, tasks, workers, name_of)
     return (work(*task) for task in tasks)
 
 
 def _lines(_: Recipe, source: PartSource, *__: Any) -> str:
-    return source.place
+    return source.lines_named
 
 
 def _samples(data: ChatDataset, samples: range) -> str:

@@ -28,7 +28,7 @@ from omnibal_ext.families.markup import KINDS, HeardTurns
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.families.registry import TEMPLATES, image_markup
 from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
-from omnibal_ext.modalities.vision.places import Places
+from omnibal_ext.modalities.vision.runs import TokenRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,20 +146,20 @@ class SampleMaker:
     def _prepare(self, content: Content) -> Sample:
         items = content.items()
         images, further = items[VISION], [one for modality in self.recipe.rules for one in items.get(modality, ())]
-        places: list[Places | HeardTurns] = [self.rule.places(image) for image in images]
+        of_images: list[TokenRuns | HeardTurns] = [self.rule.runs(image) for image in images]
         for sound in items.get(AUDIO, ()):
             if sound.turns:
-                places[sound.video] = HeardTurns(len(sound.turns))
+                of_images[sound.video] = HeardTurns(len(sound.turns))
         shown = [
-            image.film.times if image.film and isinstance(place, Places) else place
-            for image, place in zip(images, places, strict=True)
+            image.film.times if image.film and isinstance(one, TokenRuns) else one
+            for image, one in zip(images, of_images, strict=True)
         ]
         adds_system = self.recipe.system_message is None
         chat = render_chat(content.messages, self.template, self.markup, shown, content.tools, adds_system)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
         features = sum(len(self.rule.order(image, self.recipe.tokens_per_tile)) for image in images)
         runs = [run for one in further for run in one.runs]
-        written = sum(place.count for place in places) + len(runs)
+        written = sum(one.count for one in of_images) + len(runs)
         return Sample(tokens, loss_mask, items, len(tokens) + features + sum(runs) - written)
 
 

@@ -42,29 +42,29 @@ def is_special(token: Any) -> bool:
     return isinstance(token, dict) and bool(token.get("special"))
 
 
-def _token(place: str, value: Any) -> Any:
-    text(place, (value.get("content") if isinstance(value, dict) else value) or "")
+def _token(where: str, value: Any) -> Any:
+    text(where, (value.get("content") if isinstance(value, dict) else value) or "")
     return value
 
 
-def _decoder_of_ids(place: str, value: Any) -> dict[str, Any]:
-    for number, token in mapping(anything)(place, value).items():
-        TOKEN_ID(f"an id in {place}", int(number) if number.isdecimal() and len(number) < 20 else number)
-        _token(f"{place}.{number}", token)
+def _decoder_of_ids(where: str, value: Any) -> dict[str, Any]:
+    for number, token in mapping(anything)(where, value).items():
+        TOKEN_ID(f"an id in {where}", int(number) if number.isdecimal() and len(number) < 20 else number)
+        _token(f"{where}.{number}", token)
     return dict(value)
 
 
-def _program(place: str, value: Any) -> str:
+def _program(where: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > MOST_TEMPLATE or not is_unicode(value):
-        raise UserError(f"{place} must be a text of up to {MOST_TEMPLATE} characters, got {shown(value)}")
+        raise UserError(f"{where} must be a text of up to {MOST_TEMPLATE} characters, got {shown(value)}")
     return value
 
 
 _NAMED = listing(record({"name": text, "template": _program}), most=64)
 
 
-def _template(place: str, value: Any) -> Any:
-    return _NAMED(place, value) if isinstance(value, list) else maybe(_program)(place, value)
+def _template(where: str, value: Any) -> Any:
+    return _NAMED(where, value) if isinstance(value, list) else maybe(_program)(where, value)
 
 
 _TEMPLATE: dict[str, Check[Any]] = {"chat_template": _template}
@@ -72,8 +72,8 @@ _TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), _t
 _STEP = record({}, {"single": listing(record({}, {"SpecialToken": record({"id": text})}))})
 
 
-def _steps(place: str, value: Any) -> Any:
-    return record({}, {"processors": listing(_STEP)})(place, _STEP(place, value))
+def _steps(where: str, value: Any) -> Any:
+    return record({}, {"processors": listing(_STEP)})(where, _STEP(where, value))
 
 
 CHECKS: dict[str, Check[Any]] = {

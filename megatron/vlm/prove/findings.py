@@ -101,20 +101,20 @@ def judge_positions(pieces: Sequence[Piece], given: Tensor, wanted: Sequence[Ten
     """Compare positions [axes, B, T] that a model was given with its own of each sample [axes, T]; all of a sample
     may be shifted alike, as rotations read differences alone."""
     for piece in pieces:
-        places = given[:, piece.row, piece.columns]
-        if _are_shifted(places, wanted[piece.sample][:, piece.own]):
+        positions = given[:, piece.row, piece.columns]
+        if _are_shifted(positions, wanted[piece.sample][:, piece.own]):
             continue
-        says, count = "are not the model's own", places.shape[1]
-        others = [number for number, other in enumerate(wanted) if _are_shifted(places, other[:, :count])]
-        if _are_shifted(places, torch.arange(count)[None]):
+        says, count = "are not the model's own", positions.shape[1]
+        others = [number for number, other in enumerate(wanted) if _are_shifted(positions, other[:, :count])]
+        if _are_shifted(positions, torch.arange(count)[None]):
             says = "count words, the model counts time, row and column"
         elif others:
             says = f"are those of sample {others[0]}"
         yield Finding("positions", f"those of sample {piece.sample} {says}", (piece.sample,))
 
 
-def _are_shifted(places: Tensor, own: Tensor) -> bool:
-    apart = places.float() - own.float() if places.shape[1] == own.shape[1] else torch.arange(2.0)[None]
+def _are_shifted(positions: Tensor, own: Tensor) -> bool:
+    apart = positions.float() - own.float() if positions.shape[1] == own.shape[1] else torch.arange(2.0)[None]
     return bool((apart == apart[0, 0]).all())
 
 
@@ -124,13 +124,13 @@ def rows_of(field: Tensor) -> Tensor:
 
 
 def find_rows(rows: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[int]:
-    """Find which of the samples' rows each of a batch's is: that of its place if they are equal; -1: none. A batch's
-    may be filled up to the largest."""
-    known = {(row.shape, row.numpy().tobytes()): place for place, row in reversed([*enumerate(wanted)])}
+    """Find which of the samples' rows each of a batch's is: that of the same number if they are equal; -1: none. A
+    batch's may be filled up to the largest."""
+    known = {(row.shape, row.numpy().tobytes()): index for index, row in reversed([*enumerate(wanted)])}
     shapes, found = {row.shape for row in wanted}, []
-    for place, row in enumerate(rows):
-        if place < len(wanted) and torch.equal(_cropped(row, wanted[place].shape), wanted[place]):
-            found.append(place)
+    for index, row in enumerate(rows):
+        if index < len(wanted) and torch.equal(_cropped(row, wanted[index].shape), wanted[index]):
+            found.append(index)
         else:
             keys = ((shape, _cropped(row, shape).numpy().tobytes()) for shape in shapes)
             found.append(next((known[key] for key in keys if key in known), -1))
@@ -146,7 +146,7 @@ def judge_rows(field: str, found: Sequence[int], owners: Sequence[int]) -> Itera
     wanted."""
     given = [owners[row] if row >= 0 else -1 for row in found]
     wrong = [
-        (own, there) for place, (own, there) in enumerate(zip(owners, given, strict=False)) if found[place] != place
+        (own, there) for index, (own, there) in enumerate(zip(owners, given, strict=False)) if found[index] != index
     ]
     for own, there in dict.fromkeys(wrong):
         whose = f"rows of sample {there}" if there >= 0 else "rows of no sample"

@@ -99,9 +99,9 @@ def _under(kernel: str, model: Any, samples: list[dict[str, Tensor]], batch: dic
         yield Finding("runs", str(error))
         _skip(proof, kernel, CHECKS[4:], "the model fails on a pack")
         return
-    places = [one.positions[:, 0] for one in alone if one.positions is not None]
-    if whole.positions is not None and len(places) == len(alone):
-        yield from judge.judge_positions(pieces, whole.positions, places)
+    positions = [one.positions[:, 0] for one in alone if one.positions is not None]
+    if whole.positions is not None and len(positions) == len(alone):
+        yield from judge.judge_positions(pieces, whole.positions, positions)
     else:
         _skip(proof, kernel, ["positions"], "the language model has no rotation by positions")
     noted = proof.differences.setdefault(kernel, {"logits": 0.0})

@@ -87,11 +87,11 @@ def first_layers(config: Any) -> Any:
 
 def run(model: Any, batch: Mapping[str, Any]) -> Ran:
     """Run the model on a batch of tensors."""
-    places: list[Tensor] = []
+    positions: list[Tensor] = []
 
     def note(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         given = named["position_ids"] if "position_ids" in named else args[1]
-        places.append((given if given.dim() == 3 else given[None]).expand(-1, len(batch["input_ids"]), -1))
+        positions.append((given if given.dim() == 3 else given[None]).expand(-1, len(batch["input_ids"]), -1))
 
     parts = [part for name, part in model.get_decoder().named_modules() if "rotary_emb" in name and "vis" not in name]
     hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in parts]
@@ -105,7 +105,9 @@ def run(model: Any, batch: Mapping[str, Any]) -> Ran:
             hook.remove()
     targets, logits = labels_of(batch)[:, 1:].flatten(), out.logits[:, :-1].flatten(0, 1)
     summed = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-    return Ran(out.logits.detach(), out.loss, summed, int((targets != IGNORED).sum()), places[0] if places else None)
+    return Ran(
+        out.logits.detach(), out.loss, summed, int((targets != IGNORED).sum()), positions[0] if positions else None
+    )
 
 
 def labels_of(batch: Mapping[str, Any]) -> Tensor:
@@ -167,12 +169,12 @@ def flash_attn_varlen_func(
         raise TypeError(f"flash-attention takes boundaries of int32, not {cu_seqlens_q.dtype}")
     if max_seqlen_q is not None and int(max_seqlen_q) < (longest := int(cu_seqlens_q.diff().max())):
         raise ValueError(f"flash-attention is told of {max_seqlen_q} tokens at most, a sequence has {longest}")
-    groups, places = q.shape[1] // k.shape[1], torch.arange(len(q))
+    groups, positions = q.shape[1] // k.shape[1], torch.arange(len(q))
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    sequence = torch.bucketize(places, cu_seqlens_q[1:].long(), right=True)
+    sequence = torch.bucketize(positions, cu_seqlens_q[1:].long(), right=True)
     scores = torch.einsum("qhd,khd->hqk", q, k) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-    ahead, (before, after) = places - places[:, None], (len(q) if side < 0 else side for side in window_size)
+    ahead, (before, after) = positions - positions[:, None], (len(q) if side < 0 else side for side in window_size)
     seen = (sequence[:, None] == sequence) & (ahead >= -before) & (ahead <= (0 if causal else after))
     attended = scores.masked_fill(~seen, float("-inf")).softmax(-1)
     return torch.einsum("hqk,khd->qhd", attended, v) * (sequence < len(cu_seqlens_q) - 1)[:, None, None]

@@ -79,9 +79,9 @@ def _rotation(section: Section) -> tuple[Rope, Rope]:
     far = (both.get(FULL) or {}) | (section.take_if("rope_scaling", ROPE) or {})
     far_base, near_base = section.take_if("rope_theta"), section.take_if("rope_local_base_freq")
     theta, near_theta = far.get("rope_theta") or far_base or 1e6, near.get("rope_theta") or near_base or 1e4
-    for place, rope, known in ((SLIDING, near, ROPE_KINDS[:1]), (FULL, far, ROPE_KINDS)):
+    for layers, rope, known in ((SLIDING, near, ROPE_KINDS[:1]), (FULL, far, ROPE_KINDS)):
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind not in known:
-            raise UserError(f"{section.where}: {place} has rope type {kind!r}; supported: {', '.join(known)}")
+            raise UserError(f"{section.where}: {layers} has rope type {kind!r}; supported: {', '.join(known)}")
     read_rope(section, near)
     return Rope(float(theta), read_rope(section, far)), Rope(float(near_theta))

@@ -212,9 +212,9 @@ def _rotation(section: Section) -> tuple[Rope, Rope]:
     }
     if unread:
         raise UserError(f"{section.where}.rope_parameters has {shown(min(unread))}, which is not known here")
-    for place, rope, known in ((SLIDING, near, ("default",)), (FULL, far, ("default", "proportional"))):
+    for layers, rope, known in ((SLIDING, near, ("default",)), (FULL, far, ("default", "proportional"))):
         if (kind := rope.get("rope_type") or "default") not in known:
-            raise UserError(f"{section.where}: {place} has rope type {kind!r}; supported: {', '.join(known)}")
+            raise UserError(f"{section.where}: {layers} has rope type {kind!r}; supported: {', '.join(known)}")
     scaling = None
     if far.get("rope_type") == "proportional":
         share = far.get("partial_rotary_factor")

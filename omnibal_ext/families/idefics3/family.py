@@ -10,7 +10,7 @@ from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.tiles import clip_weights
 from omnibal_ext.families.weights import Weight
-from omnibal_ext.modalities.vision.places import Places
+from omnibal_ext.modalities.vision.runs import TokenRuns
 
 _FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_word_embeddings": False}
 
@@ -18,14 +18,14 @@ _FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_wor
 class Markup(ImageMarkup):
     """Text of a line for each row of tiles, an empty line, then the entire image; of one tile only the last."""
 
-    def image_text(self, places: Places) -> str:
+    def image_text(self, runs: TokenRuns) -> str:
         """Return the text of each tile after its row and column, and of the thumbnail."""
         around = "<fake_token_around_image>"
         lines = (
-            [f"{around}<row_{row + 1}_col_{column + 1}>{self.context}" for column in range(places.columns)]
-            for row in range(places.rows * places.whole)
+            [f"{around}<row_{row + 1}_col_{column + 1}>{self.context}" for column in range(runs.columns)]
+            for row in range(runs.rows * runs.whole)
         )
-        return "".join("".join((*line, "\n")) for line in lines) + "\n" * places.whole + super().image_text(Places())
+        return "".join("".join((*line, "\n")) for line in lines) + "\n" * runs.whole + super().image_text(TokenRuns())
 
 
 WEIGHTS = (

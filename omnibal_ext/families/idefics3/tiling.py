@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.modalities.vision.places import Places
+from omnibal_ext.modalities.vision.runs import TokenRuns
 from omnibal_ext.modalities.vision.tiling import LANCZOS, Grid, Processor, TiledImage, TilingRule
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class Split(TilingRule):
         shaped = self.resize(image, at_edge(*image.size, max(size)))
         return super().cut(self.resize(shaped, size), plan, tile_size)
 
-    def places(self, image: TiledImage) -> Places:
+    def runs(self, image: TiledImage) -> TokenRuns:
         """Return a run of tokens for each tile, and for the thumbnail."""
-        return Places(image.rows, image.columns, image.thumbnail)
+        return TokenRuns(image.rows, image.columns, image.thumbnail)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
         """Return the limit of tiles if the file sets an image's longer side."""

@@ -7,7 +7,7 @@ from omnibal_ext.architectures.folder import PROCESSOR
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.processor_fields import SIDE, read_fields
 from omnibal_ext.families.towers.tiling import Native, patches
-from omnibal_ext.modalities.vision.places import Places
+from omnibal_ext.modalities.vision.runs import TokenRuns
 from omnibal_ext.modalities.vision.tiling import SQUARE, Grid, Processor, TiledImage
 
 
@@ -28,9 +28,9 @@ class NativeEdge(Native):
             width, height = floor(width / ratio), floor(height / ratio)
         return ((width - 1) // side + 1) * SQUARE, ((height - 1) // side + 1) * SQUARE
 
-    def places(self, image: TiledImage) -> Places:
+    def runs(self, image: TiledImage) -> TokenRuns:
         """Return a run of tokens for each row of squares."""
-        return Places(image.rows // SQUARE)
+        return TokenRuns(image.rows // SQUARE)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
         """Return the limit of patches if the file limits the longer side; processor_config.json has their size."""

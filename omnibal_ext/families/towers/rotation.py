@@ -67,10 +67,10 @@ def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], f
     inside = None if code.beside else rope.get("rope_theta")
     base = float(inside or beside or code.base)
     written = {f"{name}.rope_theta": each.get("rope_theta") for name, each in fields.items()} | {"rope_theta": beside}
-    for place, value in written.items():
+    for which, value in written.items():
         if value and value != base:
             section.faults.append(
-                f"{section.where}.{place} is {value:g}, but transformers takes another base, {base:g}: make them one"
+                f"{section.where}.{which} is {value:g}, but transformers takes another base, {base:g}: make them one"
             )
     return rope, base
 

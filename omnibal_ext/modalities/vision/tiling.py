@@ -21,7 +21,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import VISION, Modality
 from omnibal_ext.modalities.place import Place
 from omnibal_ext.modalities.vision.features import FeatureOrder
-from omnibal_ext.modalities.vision.places import Places
+from omnibal_ext.modalities.vision.runs import TokenRuns
 from omnibal_ext.reading.fields import Fields
 
 if TYPE_CHECKING:
@@ -187,9 +187,9 @@ class TilingRule(ABC):
         thumbnail = np.asarray(image.resize((tile_size, tile_size), self.resampling))
         return np.concatenate([tiles, thumbnail[None]])
 
-    def places(self, image: TiledImage) -> Places:
+    def runs(self, image: TiledImage) -> TokenRuns:
         """The runs of tokens of an image or video, all of the same length."""
-        return Places(len(image.grids))
+        return TokenRuns(len(image.grids))
 
     def order(self, image: TiledImage, tokens_per_tile: float) -> FeatureOrder:
         """Which of its tiles' features each of an image's tokens is. Raises UserError where it cannot be known."""

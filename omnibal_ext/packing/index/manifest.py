@@ -69,14 +69,14 @@ _MANIFEST = record(
 )
 
 
-def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
+def check_manifest(where: str, manifest: Any) -> dict[str, Any]:
     """Return the manifest if it is valid. Raises UserError naming the invalid field."""
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if not (isinstance(version, int) and version in READABLE):
         raise UserError(f"is no packed index of version {VERSION}")
     if version >= SEALED:
         check_seal(manifest)
-    checked: dict[str, Any] = _MANIFEST(place, manifest)
+    checked: dict[str, Any] = _MANIFEST(where, manifest)
     _check_counts(checked)
     _check_widths(checked, version)
     return checked

@@ -170,7 +170,7 @@ class PackedIndex:
     def check(self, expected: Mapping[str, Any]) -> None:
         """Compare fields of the manifest with expected values; a nested field is written `built_from.seed`.
 
-        Places (`identity.PLACES`) are not compared: files may have been moved.
+        TokenRuns (`identity.PLACES`) are not compared: files may have been moved.
 
         Raises:
             UserError: naming the first field that differs (of nested fields the innermost), and both values.

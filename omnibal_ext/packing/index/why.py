@@ -136,21 +136,21 @@ def _packs_with(index: PackedIndex, sample: int) -> list[int]:
     """Return the packs that have a sample, ascending."""
     found: list[int] = []
     for piece, (ids,) in zip(pieces(len(index.sample_ids)), in_pieces(index.sample_ids), strict=True):
-        places = piece.start + np.flatnonzero(ids == sample)
-        found += (np.searchsorted(index.pack_offsets, places, side="right") - 1).tolist()
+        found_at = piece.start + np.flatnonzero(ids == sample)
+        found += (np.searchsorted(index.pack_offsets, found_at, side="right") - 1).tolist()
     return sorted(set(found))
 
 
 def _placed(index: PackedIndex, packs: list[int]) -> list[PlacedPack]:
-    """Return packs, each with the place at which it runs first."""
+    """Return packs, each with the iteration and microbatch in which it runs first."""
     ranks, found = int(index.manifest.get("data_parallel_size", 1)), dict[int, PlacedPack]()
     stream = PackStream(index, ranks, index.global_batch // ranks)
     for first, slots in _iterations(stream, index):
         for pack in (pack for pack in packs if pack not in found):
-            places = np.argwhere(slots == pack)  # in the order of iterations
-            if len(places):
-                (iteration, _, micro_batch), number = places[0].tolist(), first + int(places[0, 0])
-                of_ranks = tuple(places[places[:, 0] == iteration, 1].tolist())
+            found_at = np.argwhere(slots == pack)  # in the order of iterations
+            if len(found_at):
+                (iteration, _, micro_batch), number = found_at[0].tolist(), first + int(found_at[0, 0])
+                of_ranks = tuple(found_at[found_at[:, 0] == iteration, 1].tolist())
                 found[pack] = PlacedPack(index, pack, stream.epoch_of(number), number, of_ranks, micro_batch)
         if len(found) == len(packs):
             break

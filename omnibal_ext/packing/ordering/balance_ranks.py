@@ -16,7 +16,7 @@ from omnibal_ext.packing.random_bits import below
 
 SWAPS_A_SECOND = 4_000_000  # swaps tried per nominal second
 LEAST_SWAPS = 64  # per pack, whatever `effort`
-PLACES = 32  # among packs by cost, around which those of a last iteration may be
+POINTS = 32  # among packs by cost, around which those of a last iteration may be
 OPENED = 8  # groups placed for the first epochs; each epoch opens another one
 
 
@@ -63,7 +63,7 @@ def split_leftover(
 def _alike(seconds: Floats, ranks: int, limit: float) -> Ints:
     """Return the packs [P, parts] by their distance from the median, or from where `ranks` of them wait within `limit`.
 
-    Where those near the median wait for longer, it is the place, of `PLACES`, at which they wait least.
+    Where those near the median wait for longer, it is the place, of `POINTS`, at which they wait least.
     """
 
     def nearest(middle: Floats) -> Ints:
@@ -74,8 +74,8 @@ def _alike(seconds: Floats, ranks: int, limit: float) -> Ints:
 
     order = nearest(np.median(seconds, axis=0))
     if waits(order) > limit:
-        places = np.linspace(0, len(seconds) - 1, PLACES).astype(np.int64)
-        order = min(map(nearest, seconds[places]), key=waits)
+        slots = np.linspace(0, len(seconds) - 1, POINTS).astype(np.int64)
+        order = min(map(nearest, seconds[slots]), key=waits)
     return order
 
 
@@ -90,16 +90,16 @@ def place_opened(seconds: Floats, batch: int, opened: Ints) -> Ints:
     """
     complete = len(seconds) // batch
     groups, left = seconds[: complete * batch].reshape(complete, batch, -1), seconds[complete * batch :]
-    first, places = groups[:, : batch - len(left)], np.arange(complete)
+    first, slots = groups[:, : batch - len(left)], np.arange(complete)
     if len(left):
         highest = np.maximum(first.max(axis=1), left.max(axis=0))
         waited = highest - (first.sum(axis=1) + left.sum(axis=0)) / batch
         nearest = np.argsort(waited.sum(axis=1), kind="stable")
-        for place, group in zip(opened[:OPENED].tolist(), nearest.tolist(), strict=False):
-            at = int(np.flatnonzero(places == group)[0])
-            places[[place, at]] = places[[at, place]]
+        for slot, group in zip(opened[:OPENED].tolist(), nearest.tolist(), strict=False):
+            at = int(np.flatnonzero(slots == group)[0])
+            slots[[slot, at]] = slots[[at, slot]]
     order = np.arange(len(seconds))
-    order[: complete * batch] = order[: complete * batch].reshape(complete, batch)[places].ravel()
+    order[: complete * batch] = order[: complete * batch].reshape(complete, batch)[slots].ravel()
     return order
 
 

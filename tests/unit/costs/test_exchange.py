@@ -37,7 +37,7 @@ def test_every_head_is_computed_once_with_its_own_group(heads: int, groups: int,
 def numbers_sent(shares: HeadShares, rows: Sequence[int], width: int, place: int) -> int:
     """By a rank in the forward pass of a layer with heads of `width` numbers, of so many cut tokens on each rank."""
     sent = 0
-    for other in set(range(shares.places)) - {place}:
+    for other in set(range(shares.ranks)) - {place}:
         own, theirs = shares.heads[place], shares.heads[other]
         asked = {head // shares.each for head in range(*theirs)}
         sent += rows[place] * (theirs[1] - theirs[0] + 2 * len(asked)) * width  # query, key and value there

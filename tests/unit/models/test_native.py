@@ -15,12 +15,12 @@ def test_stretched_positions_are_transformers(side: int, edges: bool) -> None:
     """And an image of a single row of squares, whose patches all stand at the top or bottom."""
     vision = pytest.importorskip("transformers.vision_utils")
     layout = row_layout(GRIDS, 2, None)
-    places, weights = stretched_positions(*map(torch.from_numpy, (layout.places, layout.sizes)), side, edges)
+    places, weights = stretched_positions(*map(torch.from_numpy, (layout.cells, layout.sizes)), side, edges)
     way = (side, "bilinear", not edges, 2)
     rows, shares = vision.get_vision_interpolation_indices_and_weights(torch.tensor(GRIDS), *way)
     table = torch.randn(side**2, 3, generator=torch.Generator().manual_seed(side))
     expected = (table[rows] * shares[..., None]).sum(1)
     found = (table[places] * weights[..., None]).sum(1)
     assert torch.allclose(found, expected, atol=1e-6)
-    corner = layout.places.max(axis=1).tolist().index(0)
+    corner = layout.cells.max(axis=1).tolist().index(0)
     assert (places[corner, 0], weights[corner, 0]) == (0, 1.0) or edges

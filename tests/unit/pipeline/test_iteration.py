@@ -138,7 +138,7 @@ def test_the_place_is_the_first_that_the_device_has_not_left(monkeypatch: pytest
     assert device.asked == len(wanted)
     for reached, doing in enumerate([*wanted, "what follows the schedule"]):
         device.reached = reached
-        place = communicator.progress.place()
-        assert place is not None
-        assert place.doing.startswith(doing)
-        assert reached == len(wanted) or place.doing == doing
+        step = communicator.progress.step()
+        assert step is not None
+        assert step.doing.startswith(doing)
+        assert reached == len(wanted) or step.doing == doing

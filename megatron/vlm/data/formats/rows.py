@@ -74,7 +74,7 @@ class PartSource:
     """Tile limit of this file's conversations, if not the recipe's."""
 
     @property
-    def place(self) -> str:
+    def lines_named(self) -> str:
         """File and lines, for messages."""
         return f"{self.file}: lines {self.first_line} to {self.first_line + self.lines - 1}"
 

@@ -47,14 +47,14 @@ def _made(images: list[dict[str, Any]]) -> list[TiledImage]:
     return [TiledImage(**{name: image[name] for name in _FIELDS if name in image}) for image in images]
 
 
-def _film(place: str, film: dict[str, Any] | None) -> VideoFrames | None:
+def _film(where: str, film: dict[str, Any] | None) -> VideoFrames | None:
     if film is None:
         return None
     counts = (len(film["frames"]), FRAMES * len(film["times"]), len(film["files"]))
     if counts[0] not in (counts[1], counts[1] - 1) or counts[2] not in (0, counts[0]):
-        raise UserError(f"{place} has {counts[0]} frames, {len(film['times'])} times, {counts[2]} files")
+        raise UserError(f"{where} has {counts[0]} frames, {len(film['times'])} times, {counts[2]} files")
     if film["frames"] != sorted(set(film["frames"])):
-        raise UserError(f"{place}.frames do not grow from one to the next")
+        raise UserError(f"{where}.frames do not grow from one to the next")
     lists = {name: tuple(film[name]) for name in ("frames", "times", "files")}
     return VideoFrames(seconds=film["seconds"], apart=film["apart"], **lists)
 

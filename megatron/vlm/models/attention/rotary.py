@@ -72,10 +72,10 @@ class Rotary(torch.nn.Module):
         pack, native = batch.full_pack, self.native
         assert native is not None
         seen = Images.of(pack)
-        places = text_and_image_positions(pack.lengths, seen.grids, seen.starts, native, seen.seconds, seen.turns)
+        positions = text_and_image_positions(pack.lengths, seen.grids, seen.starts, native, seen.seconds, seen.turns)
         if batch.shard is not None:
-            places = places[:, batch.shard.rows.numpy()]
-        angles = platform.to_device(torch.from_numpy(places)).float()[self.axes].T * self.frequencies
+            positions = positions[:, batch.shard.rows.numpy()]
+        angles = platform.to_device(torch.from_numpy(positions)).float()[self.axes].T * self.frequencies
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
 

@@ -34,7 +34,7 @@ class Chunks:
 
     rows: Tensor
     """[chunks, tokens of one], rows of the pack; T behind a sample's end."""
-    places: Tensor
+    slots: Tensor
     """[T], index of each row of the pack in the flattened `rows`."""
     steps: tuple[int, ...]
     """Chunks of each step."""
@@ -55,8 +55,8 @@ class Chunks:
         for row, (first, end) in zip(rows, parts, strict=True):
             row[: end - first] = torch.arange(first, end)
         flat = rows.flatten()
-        places = torch.empty(begins[-1] + 1, dtype=torch.long).scatter_(0, flat, torch.arange(len(flat)))[:-1]
-        return cls(platform.to_device(rows), platform.to_device(places), tuple(steps))
+        slots = torch.empty(begins[-1] + 1, dtype=torch.long).scatter_(0, flat, torch.arange(len(flat)))[:-1]
+        return cls(platform.to_device(rows), platform.to_device(slots), tuple(steps))
 
     def cut(self, rows: Tensor) -> Tensor:
         """Cut [T, heads, ...] into [chunks, heads, tokens, ...] in fp32, zero behind a sample's end."""
@@ -65,7 +65,7 @@ class Chunks:
 
     def joined(self, chunks: Tensor) -> Tensor:
         """Join [chunks, heads, tokens, width] to [T, heads, width]."""
-        return chunks.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
+        return chunks.transpose(1, 2).flatten(0, 1).index_select(0, self.slots)
 
 
 def in_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, chunks: Chunks) -> Tensor:

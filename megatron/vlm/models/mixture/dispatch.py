@@ -26,7 +26,7 @@ class Order:
 
     row: Tensor
     """[copies], index of the row that each copy is of."""
-    place: Tensor
+    position: Tensor
     """[rows, copies of each], index of each copy."""
 
     @classmethod
@@ -36,12 +36,12 @@ class Order:
 
     def copies(self, rows: Tensor) -> Tensor:
         """Copy rows [rows, ...] to [copies, ...]."""
-        out: Tensor = _Copies.apply(rows, self.row, self.place)
+        out: Tensor = _Copies.apply(rows, self.row, self.position)
         return out
 
     def sums(self, copies: Tensor) -> Tensor:
         """Sum the copies of each row, [copies, ...] -> [rows, ...]."""
-        out: Tensor = _Sums.apply(copies, self.row, self.place)
+        out: Tensor = _Sums.apply(copies, self.row, self.position)
         return out
 
 
@@ -98,8 +98,8 @@ class _Copies(torch.autograd.Function):
     """Copies of rows, whose gradients are summed by row: the backward pass of `_Sums`."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, row: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
+    def forward(ctx: Any, rows: Tensor, row: Tensor, position: Tensor) -> Tensor:
+        ctx.save_for_backward(position)
         return rows.index_select(0, row)
 
     @staticmethod
@@ -109,9 +109,9 @@ class _Copies(torch.autograd.Function):
 
 class _Sums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, copies: Tensor, row: Tensor, place: Tensor) -> Tensor:
+    def forward(ctx: Any, copies: Tensor, row: Tensor, position: Tensor) -> Tensor:
         ctx.save_for_backward(row)
-        out: Tensor = _summed(copies, place)
+        out: Tensor = _summed(copies, position)
         return out
 
     @staticmethod
@@ -120,5 +120,5 @@ class _Sums(torch.autograd.Function):
 
 
 @jit_fuser
-def _summed(copies: Tensor, place: Tensor) -> Tensor:
-    return copies[place].sum(1)
+def _summed(copies: Tensor, position: Tensor) -> Tensor:
+    return copies[position].sum(1)

@@ -187,7 +187,7 @@ class VisionLayer(TransformerLayer):
     drop_path = 0.0
     """Share of tiles that skip each of the two branches in training."""
 
-    def place(self, vision: VisionArchitecture, number: int) -> None:
+    def configure(self, vision: VisionArchitecture, number: int) -> None:
         """Set what depends on the layer's index: windows and drop path."""
         native = vision.native
         self.self_attention.norms_values = vision.head_norms

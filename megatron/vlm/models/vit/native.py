@@ -43,7 +43,7 @@ class RowLayout:
     """Order and positions of a pack's patches, on the host."""
 
     order: Ints  # [squares], squares as the ViT sees them: window by window
-    places: Ints  # [patches, 2], row and column in its image of each patch, in the ViT's order
+    cells: Ints  # [patches, 2], row and column in its image of each patch, in the ViT's order
     sizes: Ints  # [patches, 2], rows and columns of the image that it is of
     frames: tuple[int, ...]  # patches of every step in time
     windows: tuple[int, ...]  # patches of every window; steps where the model has none
@@ -53,19 +53,19 @@ class RowLayout:
 def row_layout(grids: tuple[Grid, ...], merge: int, window: int | None) -> RowLayout:
     """Order the rows of images of (steps, rows, columns) patches; a window is `window` squares a side."""
     nothing = np.zeros((0, 2), np.int64)
-    orders, places, sizes, frames, windows, first = [nothing[:, 0]], [nothing], [nothing], [], [], 0
+    orders, cells, sizes, frames, windows, first = [nothing[:, 0]], [nothing], [nothing], [], [], 0
     for count, rows, columns in grids:
         squares = np.arange(count * rows * columns // merge**2).reshape(count, rows // merge, columns // merge)
         blocks = _blocks(squares, window) if window else [frame.ravel() for frame in squares]
         order = np.concatenate(blocks)
         orders.append(first + order)
-        places.append(np.tile(_places(rows, columns, merge), (count, 1, 1))[order].reshape(-1, 2))
+        cells.append(np.tile(_cells(rows, columns, merge), (count, 1, 1))[order].reshape(-1, 2))
         sizes.append(np.tile(np.array([[rows, columns]], np.int64), (count * rows * columns, 1)))
         frames += [rows * columns] * count
         windows += [len(block) * merge**2 for block in blocks]
         first += squares.size
-    order, place, size = (np.concatenate(parts) for parts in (orders, places, sizes))
-    return RowLayout(order, place, size, tuple(frames), tuple(windows))
+    order, position, size = (np.concatenate(parts) for parts in (orders, cells, sizes))
+    return RowLayout(order, position, size, tuple(frames), tuple(windows))
 
 
 def _blocks(squares: Ints, window: int) -> list[Ints]:
@@ -79,22 +79,22 @@ def _blocks(squares: Ints, window: int) -> list[Ints]:
     ]
 
 
-def _places(rows: int, columns: int, merge: int) -> Ints:
+def _cells(rows: int, columns: int, merge: int) -> Ints:
     """Return row and column of every patch of a step, [squares, merge^2, 2]."""
     grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
     squares = grid.reshape(rows // merge, merge, columns // merge, merge, 2).swapaxes(1, 2)
     return squares.reshape(-1, merge**2, 2)
 
 
-def stretched_positions(places: Tensor, sizes: Tensor, side: int, edges: bool = False) -> tuple[Tensor, Tensor]:
+def stretched_positions(cells: Tensor, sizes: Tensor, side: int, edges: bool = False) -> tuple[Tensor, Tensor]:
     """Interpolate `side` x `side` learned positions over each image: bilinear, corners aligned, or edges (`edges`).
 
-    places and sizes int64 [patches, 2] -> the four positions around each patch int64 [patches, 4], and their weights
+    cells and sizes int64 [patches, 2] -> the four positions around each patch int64 [patches, 4], and their weights
     fp32.
     """
-    at = places.float() * (side - 1) / (sizes - 1).clamp(min=1).float()
+    at = cells.float() * (side - 1) / (sizes - 1).clamp(min=1).float()
     if edges:
-        at = (places.float() + 0.5) * side / sizes.float() - 0.5
+        at = (cells.float() + 0.5) * side / sizes.float() - 0.5
     low = at.floor().long()
     rest = at - low.float()
     return _products([(low.clamp(min=0), 1 - rest), ((low + 1).clamp(max=side - 1), rest)], side)
@@ -104,12 +104,12 @@ CUBIC = -0.75
 """Parameter a of the bicubic kernel (Keys, 1981), as in torch."""
 
 
-def bicubic_positions(places: Tensor, sizes: Tensor, side: int) -> tuple[Tensor, Tensor]:
+def bicubic_positions(cells: Tensor, sizes: Tensor, side: int) -> tuple[Tensor, Tensor]:
     """Interpolate as `stretched_positions`, bicubic, edges aligned: positions int64 [patches, 16], and weights.
 
     Positions beyond an edge are those of the edge (torch's grid_sample, border).
     """
-    turned = (places.float() + 0.5) / sizes.float() * 2 - 1
+    turned = (cells.float() + 0.5) / sizes.float() * 2 - 1
     at = ((turned + 1) * side - 1) / 2
     low = at.floor()
     rest = at - low
@@ -124,7 +124,7 @@ def _products(around: Sequence[tuple[Tensor, Tensor]], side: int) -> tuple[Tenso
         for rows, row_shares in around
         for columns, column_shares in around
     ]
-    return torch.stack([place for place, _ in corners], 1), torch.stack([weight for _, weight in corners], 1)
+    return torch.stack([position for position, _ in corners], 1), torch.stack([weight for _, weight in corners], 1)
 
 
 def _cubic_share(distance: Tensor) -> Tensor:
@@ -177,18 +177,18 @@ class Viewer(torch.nn.Module):
         layout = row_layout(images.grids, self.native.merge, self.native.window)
         missing = missing_rows(images.amount, self.config)
         order, back = self._orders(layout.order) if self.native.window else (None, None)
-        angles = self._angles(platform.to_device(torch.from_numpy(layout.places)), missing)
+        angles = self._angles(platform.to_device(torch.from_numpy(layout.cells)), missing)
         turn, filler = rotation(angles, self.config.params_dtype), (missing,) if missing else ()
         whole, windows = (
             segments_of((*lengths, *filler), causal=False, rotation=turn) for lengths in (layout.frames, layout.windows)
         )
         return View(order, back, whole, windows)
 
-    def _angles(self, places: Tensor, missing: int) -> Tensor:
+    def _angles(self, cells: Tensor, missing: int) -> Tensor:
         """Return angles of every patch, [patches, 1, 1, width of a head], or by halves [patches, 1, 1, 2, width / 2];
         zero for `missing` padding rows. On the device: on a host with 16 threads they took up to 30 ms a pack."""
-        self.frequencies = platform.once_on(places.device, self.frequencies)
-        angles = places[..., None].float() * self.frequencies  # [patches, 2, width / 4]
+        self.frequencies = platform.once_on(cells.device, self.frequencies)
+        angles = cells[..., None].float() * self.frequencies  # [patches, 2, width / 4]
         angles = angles.flip(1) if self.native.by_halves else angles.flatten(1)
         angles = torch.cat([angles, angles], dim=-1)[:, None, None]
         return torch.cat([angles, angles.new_zeros(missing, *angles.shape[1:])])
@@ -206,9 +206,9 @@ def axis_frequencies(native: NativeResolution, width: int) -> Tensor:
     return 1.0 / native.theta ** (torch.stack([steps, columns]) / width)
 
 
-def _weighted_sums(table: Tensor, places: Tensor, begins: Tensor, weights: Tensor) -> Tensor:
-    """Sum weighted rows of a table: `places`, `weights` [all], first of each sum `begins` [sums] -> [sums, width]."""
-    return embedding_bag(places, table, begins, per_sample_weights=weights, mode="sum")
+def _weighted_sums(table: Tensor, cells: Tensor, begins: Tensor, weights: Tensor) -> Tensor:
+    """Sum weighted rows of a table: `cells`, `weights` [all], first of each sum `begins` [sums] -> [sums, width]."""
+    return embedding_bag(cells, table, begins, per_sample_weights=weights, mode="sum")
 
 
 class PatchProjection(torch.nn.Conv3d):
@@ -246,8 +246,8 @@ class NativePatchEmbed(MegatronModule):
             weight = torch.empty(side**2, architecture.hidden_size, dtype=config.params_dtype)
             self.positions = torch.nn.Parameter(weight)
             config.init_method(self.positions.data)
-        if places := self.native.axis_positions:
-            weight = torch.empty(2, places, architecture.hidden_size, dtype=config.params_dtype)
+        if cells := self.native.axis_positions:
+            weight = torch.empty(2, cells, architecture.hidden_size, dtype=config.params_dtype)
             self.axis_positions = torch.nn.Parameter(weight)
             config.init_method(self.axis_positions.data)
 
@@ -264,11 +264,11 @@ class NativePatchEmbed(MegatronModule):
             layout = row_layout(images.grids, self.native.merge, self.native.window)  # the viewer has just asked for it
             bilinear = partial(stretched_positions, edges=self.native.edges_aligned)
             stretch = bicubic_positions if self.native.bicubic else bilinear
-            at, sizes = (platform.to_device(torch.from_numpy(each)) for each in (layout.places, layout.sizes))
-            places, weights = stretch(at, sizes, side)
+            at, sizes = (platform.to_device(torch.from_numpy(each)) for each in (layout.cells, layout.sizes))
+            cells, weights = stretch(at, sizes, side)
             # In fp32, as transformers does; one kernel for all that are around a patch, told where each patch's begin.
-            begins = torch.arange(0, places.numel(), places.shape[1], device=places.device)
-            sums = _weighted_sums(self.positions.float(), places.flatten(), begins, weights.flatten())
+            begins = torch.arange(0, cells.numel(), cells.shape[1], device=cells.device)
+            sums = _weighted_sums(self.positions.float(), cells.flatten(), begins, weights.flatten())
             rows = rows + sums.to(rows.dtype)
         if self.native.axis_positions:
             rows = rows + self._of_axes(images.grids)
@@ -276,12 +276,12 @@ class NativePatchEmbed(MegatronModule):
 
     def _of_axes(self, grids: tuple[Grid, ...]) -> Tensor:
         """Sum learned positions of each patch's column and row. Raises UserError if an image is larger than these."""
-        places, most = row_layout(grids, self.native.merge, self.native.window).places, self.native.axis_positions
+        cells, most = row_layout(grids, self.native.merge, self.native.window).cells, self.native.axis_positions
         assert most is not None
-        if (largest := 1 + int(places.max(initial=0))) > most:
+        if (largest := 1 + int(cells.max(initial=0))) > most:
             raise UserError(
                 f"an image of {largest} patches a side, the ViT has {most} learned positions; give fewer --max-pixels "
                 "in preprocessing"
             )
-        row, column = platform.to_device(torch.from_numpy(places)).unbind(1)
+        row, column = platform.to_device(torch.from_numpy(cells)).unbind(1)
         return self.axis_positions[0][column] + self.axis_positions[1][row]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TokenRuns:
     """The runs of tokens of an image or video, all of the same length."""
 
     rows: int = 1
