@@ -52,8 +52,8 @@ def assign_units(units: Sequence[float], microbatch: int, ranks: tuple[int, ...]
 class EncoderRank:
     """A rank of a replica, which encodes some of its images and sounds."""
 
-    parts: tuple[tuple[int, ...], ...]
-    """`parts` of the plan's tower."""
+    encoding_ranks: tuple[tuple[int, ...], ...]
+    """`encoding_ranks` of the plan's tower."""
     rank: int
     """Pipeline rank."""
     tensor_rank: int
@@ -63,16 +63,16 @@ class EncoderRank:
 
     def takes(self, units: tuple[float, ...], microbatch: int) -> list[bool]:
         """For each of a pack's units (by its cost, `unit_costs`) whether this rank encodes it."""
-        ranks = parts_of(self.parts, microbatch)
+        ranks = encoding_ranks_of(self.encoding_ranks, microbatch)
         if self.rank not in ranks:
             return [False] * len(units)
         index = ranks.index(self.rank) * self.tensor_ranks + self.tensor_rank
         return [worker == index for worker in assign_units(units, microbatch, ranks, self.tensor_ranks)]
 
 
-def parts_of(parts: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:
+def encoding_ranks_of(encoding_ranks: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:
     """The pipeline ranks that encode a microbatch; the plan's list is repeated for more microbatches than it has."""
-    return parts[microbatch % len(parts)]
+    return encoding_ranks[microbatch % len(encoding_ranks)]
 
 
 def _step(workers: int) -> int:

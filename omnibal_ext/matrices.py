@@ -5,7 +5,7 @@ Used for shapes of weights (`megatron.vlm.hf.shapes`), adapters (`omnibal_ext.ad
 """
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.families.registry import MODELS, PARTS
+from omnibal_ext.families.registry import MODEL_TYPES, MODELS
 from omnibal_ext.modalities.matrix import Matrix, Stored
 from omnibal_ext.modalities.modality import Modality
 from omnibal_ext.modalities.registry import COUNTED
@@ -25,7 +25,7 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
 
 
 def _stored(model: Architecture, modality: Modality) -> Stored:
-    tower, words = MODELS[model.types[0]].part.weights, PARTS[model.types[1]].weights
+    tower, words = MODELS[model.types[0]].model_type.weights, MODEL_TYPES[model.types[1]].weights
     qkv = [one.theirs for one in tower if (one.kind, one.ours) == (modality.kinds[1], QKV)]
     gate_and_up = [one.theirs for one in words if one.ours == "mlp.linear_fc1.weight"]
     return Stored(

@@ -63,7 +63,7 @@ class Tower:
     """How many; the chain's next one is one of `tower_ends`."""
     owners: tuple[int, ...]
     """Of every layer, the rank of a replica that owns its weights: pipeline rank * tensor ranks + tensor rank."""
-    parts: tuple[tuple[int, ...], ...]
+    encoding_ranks: tuple[tuple[int, ...], ...]
     """Of every microbatch, the pipeline ranks that encode its images, ascending."""
     mode: str = "bubbles"
     """When E and V run: "first" and last; in "bubbles"; "ahead": the tower is frozen, and E are of the next
@@ -80,16 +80,20 @@ class Tower:
         layers, recompute = record["links"], record.get("recompute", ())
         if record.get("again"):
             recompute = [layer for layer, kind in enumerate(chain[:layers]) if kind in RECOMPUTABLE_KINDS]
-        parts = tuple(map(tuple, record["parts"]))
+        encoding_ranks = tuple(map(tuple, record["parts"]))
         keys = {one.size: one.rate for one in ENCODED}
         sizes = record.get("sizes", (VISION.size,))
         if len(rates := {size: record.get(keys[size], 1.0) for size in sizes}) != len(sizes):
             raise UserError(f"tower: sizes are {' '.join(sizes)}, each must be there once")
-        return cls(layers, tuple(record["owners"]), parts, record["mode"], tuple(recompute), rates)
+        return cls(layers, tuple(record["owners"]), encoding_ranks, record["mode"], tuple(recompute), rates)
 
     def to_record(self) -> dict[str, Any]:
         """What plan.json holds."""
-        lists = {"owners": list(self.owners), "parts": [*map(list, self.parts)], "recompute": list(self.recompute)}
+        lists = {
+            "owners": list(self.owners),
+            "parts": [*map(list, self.encoding_ranks)],
+            "recompute": list(self.recompute),
+        }
         rates = {one.rate: self.rates[one.size] for one in FURTHER if one.size in self.rates}
         further = {"sizes": list(self.rates), **rates} if rates else {}
         return {"links": self.layers, "mode": self.mode, **lists, **further}
@@ -97,7 +101,7 @@ class Tower:
     @property
     def beside(self) -> Beside:
         """As lists of actions know it."""
-        return Beside(self.parts, self.mode == "ahead")
+        return Beside(self.encoding_ranks, self.mode == "ahead")
 
     def validate(
         self,
@@ -121,7 +125,7 @@ class Tower:
                 raise UserError(
                     f"tower: {names[layer]} is owned by rank {owner}, but a replica has {pipeline} x {tensor} ranks"
                 )
-        self._validate_parts(pipeline, microbatches)
+        self._validate_encoding_ranks(pipeline, microbatches)
         for layer in self.recompute:
             if not 0 <= layer < self.layers or chain[layer] not in RECOMPUTABLE_KINDS:
                 raise UserError(f"tower: recompute names layer {layer}, which is no encoder's layer of it")
@@ -130,10 +134,10 @@ class Tower:
             state = "all of it is frozen" if idle else "some of it is trained"
             raise UserError(f'tower: mode {self.mode!r}, but {state}; "ahead" is for frozen towers, and only for them')
 
-    def _validate_parts(self, pipeline: int, microbatches: int) -> None:
-        if len(self.parts) != microbatches:
-            raise UserError(f"tower: parts of {len(self.parts)} microbatches for {microbatches}")
-        for microbatch, ranks in enumerate(self.parts):
+    def _validate_encoding_ranks(self, pipeline: int, microbatches: int) -> None:
+        if len(self.encoding_ranks) != microbatches:
+            raise UserError(f"tower: parts of {len(self.encoding_ranks)} microbatches for {microbatches}")
+        for microbatch, ranks in enumerate(self.encoding_ranks):
             if not ranks or list(ranks) != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < pipeline:
                 raise UserError(
                     f"tower: parts of microbatch {microbatch} are {list(ranks)}; name pipeline ranks from 0 to "

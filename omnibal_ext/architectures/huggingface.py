@@ -7,7 +7,7 @@ from typing import Any
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import ADAPTER, WITH_ADAPTERS, config_path, read_config
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.registry import MODELS, PARTS, model_type
+from omnibal_ext.families.registry import MODEL_TYPES, MODELS, model_type
 from omnibal_ext.families.section import whole_model
 
 
@@ -37,8 +37,8 @@ def read_fields(name: str, fields: Mapping[str, Any], where: str, folder: Path |
 
     Raises UserError as `read_architecture` does.
     """
-    parts = {kind: model.part for kind, model in MODELS.items()}
-    config = whole_model(where, {**fields, "model_type": model_type(fields)}, parts, PARTS, folder)
+    model_types = {kind: model.model_type for kind, model in MODELS.items()}
+    config = whole_model(where, {**fields, "model_type": model_type(fields)}, model_types, MODEL_TYPES, folder)
     try:
         model = MODELS[config["model_type"]].read(name, config)
         config.refuse_unread()

@@ -72,7 +72,7 @@ def adapters_works(
     for kind, number in numbers.items():
         work = works[kind]
         rows, columns = (sum(getattr(matrix, side) for matrix in matrices[kind]) for side in ("rows", "columns"))
-        inner = adapters.rank * sum(matrix.parts / (t if matrix.by_rows else 1) for matrix in matrices[kind])
+        inner = adapters.rank * sum(matrix.fused / (t if matrix.by_rows else 1) for matrix in matrices[kind])
         found[kind] = AdaptersWork(
             matrices=len(matrices[kind]),
             weights=number,

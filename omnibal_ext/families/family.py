@@ -6,7 +6,7 @@ from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.families.markup import ImageMarkup
-from omnibal_ext.families.section import Part, Section
+from omnibal_ext.families.section import ModelType, Section
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Packs:
 class Model:
     """Entry of a `model_type` of whole models: how it is read, loaded by transformers, and packed."""
 
-    part: Part
+    model_type: ModelType
     """Fields, and all weights but the language model's."""
     read: Callable[[str, Section], Architecture]
     """(name, config.json) -> the model. Raises UserError naming an unsupported field."""
@@ -63,7 +63,7 @@ class Family:
 
     models: Mapping[str, Model]
     """Whole models by `model_type` in config.json."""
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    model_types: Mapping[str, ModelType] = field(default_factory=dict)
     """Sections inside config.json that no other family has, by `model_type`."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     markups: tuple[ImageMarkup, ...] = ()

@@ -25,7 +25,7 @@ from omnibal_ext.families.paligemma.family import FAMILY as PALIGEMMA
 from omnibal_ext.families.qwen3_5.family import FAMILY as QWEN3_5
 from omnibal_ext.families.qwen_omni.family import FAMILY as QWEN_OMNI
 from omnibal_ext.families.qwen_vl.family import FAMILY as QWEN_VL
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.languages import LANGUAGES
 from omnibal_ext.families.towers.tiles import TOWERS
 from omnibal_ext.families.video_llava.family import FAMILY as VIDEO_LLAVA
@@ -36,10 +36,10 @@ FAMILIES: tuple[Family, ...] = (
 )  # fmt: skip
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
 """Whole models by `model_type`."""
-PARTS: Mapping[str, Part] = {
-    **{kind: part for kind, (part, _) in LANGUAGES.items()},
+MODEL_TYPES: Mapping[str, ModelType] = {
+    **{kind: model_type for kind, (model_type, _) in LANGUAGES.items()},
     **TOWERS,
-    **{kind: part for family in FAMILIES for kind, part in family.parts.items()},
+    **{kind: model_type for family in FAMILIES for kind, model_type in family.model_types.items()},
 }
 """Sections inside a config.json by `model_type`."""
 MARKUPS: Mapping[str, ImageMarkup] = {markup.name: markup for family in FAMILIES for markup in family.markups}

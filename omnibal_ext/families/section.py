@@ -13,7 +13,7 @@ from omnibal_ext.reading.checks import anything as any_value
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelType:
     """A `model_type`: its config's defaults, and the names of its weights."""
 
     defaults: Mapping[str, Any]
@@ -31,14 +31,14 @@ class Section:
     """One object of a config.json over its model type's defaults; `where` names it in messages.
 
     It records which fields were read: one that is given and never read would be ignored. `faults` are those found so
-    far, of inner sections too, that do not prevent reading on.
+    far, of inner_types sections too, that do not prevent reading on.
     """
 
     where: str
     values: Mapping[str, Any]
-    part: Part
-    parts: Mapping[str, Part]
-    """Model types of inner sections."""
+    model_type: ModelType
+    inner_types: Mapping[str, ModelType]
+    """Model types of inner_types sections."""
     faults: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     folder: Path | None = None
@@ -82,11 +82,11 @@ class Section:
     def section_of(self, name: str, kind: Any, values: Mapping[str, Any]) -> "Section":
         """Make a section of that name and type with these fields, wherever they are in the file."""
         self.asked.add(name)
-        return _of_type(f"{self.where}.{name}", kind, self.parts, self.parts, values, self.faults)
+        return _of_type(f"{self.where}.{name}", kind, self.inner_types, self.inner_types, values, self.faults)
 
     def read_as(self, kind: str, values: Mapping[str, Any], faults: list[str]) -> "Section":
         """Return the same object with another type, fields and list of faults."""
-        return _of_type(self.where, kind, self.parts, self.parts, values, faults)
+        return _of_type(self.where, kind, self.inner_types, self.inner_types, values, faults)
 
     def choose(self, name: str, known: Mapping[str, Any]) -> Any:
         """Return known[value of the field]. Raises UserError if the value is not in `known`."""
@@ -110,7 +110,7 @@ class Section:
 
     def refuse_unread(self) -> None:
         """Note a fault for each field that nothing has read, unless it is empty (null, false, 0, "")."""
-        read = self.asked | self.part.without_effect
+        read = self.asked | self.model_type.without_effect
         for name, value in self.values.items():
             if value and name not in read:
                 field = name if name.isidentifier() else shown(name)
@@ -128,16 +128,22 @@ def part_type(where: str, values: Mapping[str, Any], default_type: str) -> Any:
 
 
 def whole_model(
-    where: str, values: Mapping[str, Any], models: Mapping[str, Part], parts: Mapping[str, Part], folder: Path | None
+    where: str,
+    values: Mapping[str, Any],
+    models: Mapping[str, ModelType],
+    inner_types: Mapping[str, ModelType],
+    folder: Path | None,
 ) -> Section:
     """Make the section of an entire config.json. Raises UserError if its model type is none of `models`."""
     others = "; docs/families.md says what others need"
-    return replace(_of_type(where, values.get("model_type", ""), models, parts, values, [], others), folder=folder)
+    return replace(
+        _of_type(where, values.get("model_type", ""), models, inner_types, values, [], others), folder=folder
+    )
 
 
 def _of_type(
-    where: str, kind: Any, known: Mapping[str, Part], parts: Mapping[str, Part], values: Mapping[str, Any],
-    faults: list[str], others: str = "",
+    where: str, kind: Any, known: Mapping[str, ModelType], inner_types: Mapping[str, ModelType], values: Mapping[str,
+    Any], faults: list[str], others: str = "",
 ) -> Section:  # fmt: skip
     if kind not in tuple(known):  # which may be anything, not a name alone
         raise UserError(f"{where}: model type {shown(kind)} is not supported; known: {', '.join(known)}{others}")
@@ -148,5 +154,5 @@ def _of_type(
             f"{where}: the weights are quantised ({shown(method)}), which cannot be trained; give the folder of the "
             "model that they were made of, in bfloat16 or float32"
         )
-    part = known[kind]
-    return Section(where, {**part.defaults, **values, "model_type": kind}, part, parts, faults)
+    model_type = known[kind]
+    return Section(where, {**model_type.defaults, **values, "model_type": kind}, model_type, inner_types, faults)

@@ -47,9 +47,9 @@ def linear(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight
 
 def split_qkv(kind: str, theirs: str, form: str, when: str) -> Iterator[Weight]:
     """Yield query, key and value as separate linear layers; biases exist if `when`."""
-    for part, condition in (("weight", ""), ("bias", when)):
-        names = tuple(f"{theirs}{one}_proj.{part}" for one in "qkv")
-        yield Weight(kind, f"self_attention.linear_qkv.{part}", names, form, condition)
+    for which, condition in (("weight", ""), ("bias", when)):
+        names = tuple(f"{theirs}{one}_proj.{which}" for one in "qkv")
+        yield Weight(kind, f"self_attention.linear_qkv.{which}", names, form, condition)
 
 
 def embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight]:
@@ -65,18 +65,18 @@ def native_blocks() -> Iterator[Weight]:
     layer = "visual.blocks.{n}"
     yield from norm("vit", "input_layernorm", f"{layer}.norm1")
     yield from norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
-    for part, when in (("weight", ""), ("bias", "vision.qkv_bias")):
-        qkv = (f"{layer}.attn.qkv.{part}",)
-        yield Weight("vit", f"self_attention.linear_qkv.{part}", qkv, "vision_packed_qkv", when)
+    for which, when in (("weight", ""), ("bias", "vision.qkv_bias")):
+        qkv = (f"{layer}.attn.qkv.{which}",)
+        yield Weight("vit", f"self_attention.linear_qkv.{which}", qkv, "vision_packed_qkv", when)
     yield from linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj", "vision.bias")
 
 
 def native_perceptron() -> Iterator[Weight]:
     """Yield the gated MLP of ViTs at native resolution (Qwen2.5-VL, GLM)."""
     mlp = "visual.blocks.{n}.mlp"
-    for part, when in (("weight", ""), ("bias", "vision.bias")):
-        halves = (f"{mlp}.gate_proj.{part}", f"{mlp}.up_proj.{part}")
-        yield Weight("vit", f"mlp.linear_fc1.{part}", halves, "stacked", when)
+    for which, when in (("weight", ""), ("bias", "vision.bias")):
+        halves = (f"{mlp}.gate_proj.{which}", f"{mlp}.up_proj.{which}")
+        yield Weight("vit", f"mlp.linear_fc1.{which}", halves, "stacked", when)
     yield from linear("vit", "mlp.linear_fc2", f"{mlp}.down_proj", "vision.bias")
 
 

@@ -37,7 +37,7 @@ class TowerBeside:
     @cached_property
     def whole(self) -> Load:
         """Load by size of whole packs: float64 [cases, microbatches] each; a case is a rank's iteration."""
-        count, packs = len(self.tower.parts), self.packs
+        count, packs = len(self.tower.encoding_ranks), self.packs
         if packs is None:
             return {size: np.full((1, count), budget) for size, budget in self.costs.budgets.items()}
         return {size: packs.of(size).reshape(-1, count).astype(np.float64) for size in self.costs.budgets}
@@ -50,8 +50,8 @@ class TowerBeside:
     @cached_property
     def encodes(self) -> NDArray[np.bool_]:
         """bool [ranks, microbatches]: which ranks encode images of which microbatches."""
-        found = np.zeros((self.ranks, len(self.tower.parts)), dtype=np.bool_)
-        for microbatch, ranks in enumerate(self.tower.parts):
+        found = np.zeros((self.ranks, len(self.tower.encoding_ranks)), dtype=np.bool_)
+        for microbatch, ranks in enumerate(self.tower.encoding_ranks):
             found[list(ranks), microbatch] = True
         return found
 

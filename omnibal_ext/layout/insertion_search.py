@@ -37,11 +37,11 @@ def searched_insertions(
     some = of_cases(costs, lambda table: table[..., :some_cases], costs.replicas)
     mean, state = mean_of(costs), state_of(language, layout)
     starts_of_each = starts_of(language, not beside.costs.trained)
-    typical = float(mean.parts[0, 0].mean()) or 1.0
+    typical = float(mean.tower_seconds[0, 0].mean()) or 1.0
     found = [state._replace(insertions=insertions) for starts in starts_of_each for insertions in starts]
 
     def search(start: State, costs: Costs, share: float, warm: float, seed: int) -> None:
-        a_change = A_CHANGE + state.kinds.size * (AN_ACTION + A_CASE * costs.parts.shape[-1])
+        a_change = A_CHANGE + state.kinds.size * (AN_ACTION + A_CASE * costs.tower_seconds.shape[-1])
         changes = int(share * seconds / a_change)
         found.append(anneal(start, costs, ENCODERS, changes, warm * typical, COLD * typical, seed)[0])
 
@@ -56,8 +56,8 @@ def searched_insertions(
 def starts_of(language: LayoutProblem, ahead: bool) -> list[list[Ints]]:
     """Return, for each of `assignments`, insertion points of all E first and V last, and of both just in time."""
     found = []
-    for parts in assignments(language.ranks, language.microbatches):
-        beside = Beside(parts, ahead)
+    for encoding_ranks in assignments(language.ranks, language.microbatches):
+        beside = Beside(encoding_ranks, ahead)
         shape = (language.schedule, language.microbatches, language.placement, beside)
         soon = [
             in_time(*shape, early, together) for early in (2, 4 * language.ranks) for together in (1, language.ranks)
@@ -76,11 +76,11 @@ def assignments(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ..
     ends = [m < half or m >= microbatches - half for m in range(microbatches)]
     return [
         tuple(one),
-        tuple(everyone if m < ranks else parts for m, parts in enumerate(one)),
+        tuple(everyone if m < ranks else few for m, few in enumerate(one)),
         (everyone,) * microbatches,
         tuple(across),
         tuple(halves),
-        tuple(everyone if end else parts for end, parts in zip(ends, across, strict=True)),
+        tuple(everyone if end else few for end, few in zip(ends, across, strict=True)),
     ]
 
 
@@ -93,7 +93,7 @@ def insertion_costs(
     tensor = profile.tensor_model_parallel_size
     of_counts = [largest_share(beside.costs, beside.whole, int(k) * tensor) for k in counts]
     loads = {size: np.stack([load[size] for load in of_counts]) for size in beside.whole}
-    parts = part_seconds(beside.costs, loads, tower) + profile.action_seconds
+    tower_seconds = part_seconds(beside.costs, loads, tower) + profile.action_seconds
     hops = profile.transfer_latency_seconds + beside.costs.transfer_seconds(loads)
     full = largest_share(beside.costs, beside.costs.full_pack, counts * tensor)
     kept, working = (
@@ -102,7 +102,7 @@ def insertion_costs(
     )
     peaks = np.array(replace(language, memory_bytes=np.inf).stage_peak_bytes(layout))
     return costs._replace(
-        parts=np.ascontiguousarray(parts.transpose(1, 0, 3, 2)),
+        tower_seconds=np.ascontiguousarray(tower_seconds.transpose(1, 0, 3, 2)),
         hops=np.ascontiguousarray(hops.transpose(0, 2, 1)),
         bytes=np.zeros_like(costs.bytes),
         received=np.zeros_like(costs.received),

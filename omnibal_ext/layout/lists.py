@@ -110,7 +110,7 @@ def costs_of(problem: LayoutProblem) -> Costs:
         seconds=_cases_last(np.stack([prefix_sums(problem.per_layer(one)) for one in work])),
         recompute=recompute,
         transfers=_cases_last(problem.transfers),
-        parts=np.zeros((1, 2, *recompute.shape[1:])),
+        tower_seconds=np.zeros((1, 2, *recompute.shape[1:])),
         hops=np.zeros((1, *recompute.shape[1:])),
         step=prefix_sums(problem.per_layer(t.step)),
         holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in problem.columns.of_option]),
@@ -133,7 +133,7 @@ def costs_of(problem: LayoutProblem) -> Costs:
 
 def of_cases(costs: Costs, choose: Callable[[Floats], Floats], replicas: int) -> Costs:
     """Return the costs with other cases: `choose` maps every table's last axis."""
-    names = ("seconds", "recompute", "transfers", "parts", "hops")
+    names = ("seconds", "recompute", "transfers", "tower_seconds", "hops")
     tables: dict[str, Any] = {name: np.ascontiguousarray(choose(getattr(costs, name))) for name in names}
     return costs._replace(**tables, replicas=replicas)
 

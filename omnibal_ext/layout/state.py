@@ -44,7 +44,7 @@ class Costs(NamedTuple):
     """[options, microbatches, cases] Seconds to recompute a layer."""
     transfers: Floats
     """[layers, microbatches, cases] Seconds to carry a layer's output."""
-    parts: Floats
+    tower_seconds: Floats
     """[ranks, 2, microbatches, cases] Seconds of E and V if row + 1 ranks share a microbatch."""
     hops: Floats
     """[ranks, microbatches, cases] Seconds between an encoding rank and the first stage, if row + 1 ranks share."""
@@ -163,7 +163,13 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
     kinds, orders, _, _, insertions = state  # in names of their own: tuples' arrays are counted at every use
     seconds, transfers, taken, needs, room, step = stages
     done, ends, listed = board
-    parts, hops, encoded, ranks_of, on_rank = costs.parts, costs.hops, costs.encoded, costs.ranks_of, costs.stages_of
+    tower_seconds, hops, encoded, ranks_of, on_rank = (
+        costs.tower_seconds,
+        costs.hops,
+        costs.encoded,
+        costs.ranks_of,
+        costs.stages_of,
+    )
     (ranks, length), (_, microbatches, cases), items = kinds.shape, costs.recompute.shape, orders.shape[3]
     ahead, replicas, filling = costs.ahead, costs.replicas, length < listed.shape[1]
     seen, nexts = np.zeros((ranks, 3), dtype=np.int64), np.zeros((2, ranks), dtype=np.int64)
@@ -191,7 +197,7 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
                     if held[rank] > room[rank]:
                         return np.inf
                     for case in range(cases):
-                        clock[rank, case] += parts[sharing[e] - 1, 0, e, case]
+                        clock[rank, case] += tower_seconds[sharing[e] - 1, 0, e, case]
                         hop = hops[sharing[e] - 1, e, case] if rank != ranks_of[0] else 0.0
                         features[e, case] = max(features[e, case], clock[rank, case] + hop)
                     made[e] += 1
@@ -204,7 +210,7 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
                     for case in range(cases):
                         hop = hops[sharing[v] - 1, v, case] if rank != ranks_of[0] else 0.0
                         begin = max(clock[rank, case], ends[BACKWARD, 0, v, case] + hop)
-                        clock[rank, case] = begin + parts[sharing[v] - 1, 1, v, case]
+                        clock[rank, case] = begin + tower_seconds[sharing[v] - 1, 1, v, case]
                     held[rank] -= encoded[sharing[v] - 1]
                     nexts[1, rank] += 1
                 elif at < length or (filling and seen[rank, WEIGHT] < items):

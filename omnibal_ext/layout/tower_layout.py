@@ -138,8 +138,8 @@ def _plan_kept(
     """Plan the chain behind the tower if so much is kept from E to V; also return the search for insertion points."""
     profile = problem.profile
     owners = owners_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
-    parts = ((0,),) * problem.microbatches
-    tower = Tower(costs.layers, owners, parts, "bubbles", kept.recompute, costs.rates)
+    encoding_ranks = ((0,),) * problem.microbatches
+    tower = Tower(costs.layers, owners, encoding_ranks, "bubbles", kept.recompute, costs.rates)
     beside = TowerBeside(tower, costs, profile, problem.ranks, problem.packs)
     share = largest_share(costs, costs.full_pack, profile.tensor_model_parallel_size)
     held, given = (
@@ -198,11 +198,13 @@ def _with_insertions(
     problem: LayoutProblem, language: LayoutProblem, beside: TowerBeside, insertions: Ints
 ) -> LayoutProblem:
     """Return the problem with E and V at these positions, and with all of its memory again."""
-    parts = tuple(tuple(np.flatnonzero(insertions[0, :, m] != NONE).tolist()) for m in range(problem.microbatches))
+    encoding_ranks = tuple(
+        tuple(np.flatnonzero(insertions[0, :, m] != NONE).tolist()) for m in range(problem.microbatches)
+    )
     mode = "bubbles" if beside.costs.trained else "ahead"
-    if mode == "bubbles" and np.array_equal(insertions, first_and_last(language.schedule, Beside(parts))):
+    if mode == "bubbles" and np.array_equal(insertions, first_and_last(language.schedule, Beside(encoding_ranks))):
         mode = "first"
-    beside = replace(beside, tower=replace(beside.tower, parts=parts, mode=mode))
+    beside = replace(beside, tower=replace(beside.tower, encoding_ranks=encoding_ranks, mode=mode))
     return replace(
         language, lists=woven(language.schedule, insertions), beside=beside, memory_bytes=problem.memory_bytes
     )

@@ -25,7 +25,7 @@ class Matrix:
     """Number of these experts that a token goes through."""
 
     @property
-    def parts(self) -> int:
+    def fused(self) -> int:
         """Number of Hugging Face matrices that it concatenates, each with its own A."""
         return len(self.shares)
 
@@ -47,7 +47,7 @@ class Matrix:
     def numbers(self, rank: int, tensor: int = 1) -> float:
         """Return the adapters' parameters on one of `tensor` tensor-parallel ranks, which shards one of A and B."""
         rows, columns = (self.rows, self.columns / tensor) if self.by_rows else (self.rows / tensor, self.columns)
-        return rank * (self.parts * columns + rows)
+        return rank * (self.fused * columns + rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ A stage is one contiguous slice of the layer chain; a `Placement` says which (ra
 F waits for the F of its microbatch one stage earlier; B for that microbatch's F on its own stage and its B one stage
 later; W for the B of its own stage. In lists without W, B computes the gradients of inputs and of weights together.
 
-With a replicated tower (`Beside`), several ranks may each encode some images of a microbatch, their part of it:
+With a replicated tower (`Beside`), several ranks may each encode some images of a microbatch, their share of it:
 
-    rank 0   E0.0 F0.0 E1.0 F1.0 B0.0 V0.0 B1.0 V1.0       E3.1: rank 1 encodes its part of microbatch 3
-    rank 1   E0.1 F0.0 E1.1 B0.0 F1.0 V0.1 B1.0 V1.1       V3.1: the backward of that part
+    rank 0   E0.0 F0.0 E1.0 F1.0 B0.0 V0.0 B1.0 V1.0       E3.1: rank 1 encodes its share of microbatch 3
+    rank 1   E0.1 F0.0 E1.1 B0.0 F1.0 V0.1 B1.0 V1.1       V3.1: the backward of that share
 
 F of the first stage waits for all E of its microbatch, V for the first stage's B and its own E. A rank's E go in the
 order of microbatches, and so do its V: sums of gradients do not depend on their positions.
@@ -31,8 +31,8 @@ OF_TOWER = ("E", "V")
 class Beside:
     """A replicated tower in lists of actions: which ranks encode what, and for which iteration."""
 
-    parts: tuple[tuple[int, ...], ...]
-    """Pipeline ranks that encode images of each microbatch: parts[microbatch]."""
+    encoding_ranks: tuple[tuple[int, ...], ...]
+    """Pipeline ranks that encode images of each microbatch."""
     ahead: bool = False
     """Whether E encode for the next iteration: no action waits for them, and there are no V, as the tower is frozen."""
 
@@ -49,14 +49,14 @@ class Beside:
     def work(self, rank: int) -> set["Action"]:
         """Return all E and V that `rank` must run; only E if `ahead`."""
         kinds = "E" if self.ahead else "EV"
-        return {Action(kind, m, rank) for kind in kinds for m, ranks in enumerate(self.parts) if rank in ranks}
+        return {Action(kind, m, rank) for kind in kinds for m, ranks in enumerate(self.encoding_ranks) if rank in ranks}
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
     """One step of one rank: `kind` is "F" forward, "B" backward, "W" gradient of the weights where B leaves it out.
 
-    With a replicated tower "E" encodes images, "V" is their backward, and `chunk` is the part: the rank that runs it.
+    With a replicated tower "E" encodes images, "V" is their backward, and `chunk` is the rank that runs it.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Action:
     chunk: int = 0
 
     def __str__(self) -> str:
-        what = "part" if self.kind in OF_TOWER else "chunk"
+        what = "rank" if self.kind in OF_TOWER else "chunk"
         return f"{self.kind}(microbatch {self.microbatch}, {what} {self.chunk})"
 
     @property
@@ -121,7 +121,7 @@ def givers(action: Action, rank: int, placement: Placement, beside: Beside | Non
         first, chunk = placement.rank_and_chunk(0)
         return [(first, Action("B", action.microbatch, chunk))]
     if beside and action.kind == "F" and placement.stages_of[rank][action.chunk] == 0:
-        return [(part, Action("E", action.microbatch, part)) for part in beside.parts[action.microbatch]]
+        return [(rank, Action("E", action.microbatch, rank)) for rank in beside.encoding_ranks[action.microbatch]]
     return _of_neighbour(action, rank, placement, {"F": -1, "B": 1}.get(action.kind, 0))
 
 
@@ -134,8 +134,8 @@ def takers(action: Action, rank: int, placement: Placement, beside: Beside | Non
         first, chunk = placement.rank_and_chunk(0)
         return [(first, Action("F", action.microbatch, chunk))]
     if beside and action.kind == "B" and placement.stages_of[rank][action.chunk] == 0:
-        parts = () if beside.ahead else beside.parts[action.microbatch]
-        return [(part, Action("V", action.microbatch, part)) for part in parts]
+        ranks = () if beside.ahead else beside.encoding_ranks[action.microbatch]
+        return [(rank, Action("V", action.microbatch, rank)) for rank in ranks]
     return _of_neighbour(action, rank, placement, {"F": 1, "B": -1}.get(action.kind, 0))
 
 

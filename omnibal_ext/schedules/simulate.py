@@ -118,11 +118,11 @@ def _seconds(program: Program, costs: StageCosts, encoding: Encoding | None) -> 
     return seconds if encoding is None else with_encoding(seconds, encoding.seconds[:, None], encoding.hops[None])
 
 
-def with_encoding(seconds: Seconds, parts: Floats, hops: Floats) -> Seconds:
-    """Return the seconds of F, B and W together with those of E and V, hosts' left out. `parts`: of E and V on every
-    rank [2, cases, ranks, microbatches]; `hops`: from there to the first stage [cases, microbatches]."""
+def with_encoding(seconds: Seconds, tower_seconds: Floats, hops: Floats) -> Seconds:
+    """Return the seconds of F, B and W together with those of E and V, hosts' left out. `tower_seconds`: of E and V on
+    every rank [2, cases, ranks, microbatches]; `hops`: from there to the first stage [cases, microbatches]."""
     work = np.zeros((len(KINDS), *seconds.work.shape[1:]))
-    work[:ENCODE], work[ENCODE:, : parts.shape[2]] = seconds.work, parts.swapaxes(1, 2)
+    work[:ENCODE], work[ENCODE:, : tower_seconds.shape[2]] = seconds.work, tower_seconds.swapaxes(1, 2)
     transfers = seconds.transfers.copy()
     transfers[-1] = hops
     return Seconds(work, transfers, np.zeros(work.shape[:2]))
@@ -163,11 +163,11 @@ def _carried(program: Program, encoding: Encoding) -> tuple[Floats, list[Move], 
     outputs = np.cumsum(encoded * encoding.waiting, axis=0)[-1]
     if not (kind == ENCODE_BACKWARD).any():
         held[first], leaving = np.cumsum(outputs)[-1], leaving[:0]
-    which, part = np.nonzero(encoded.T[microbatch[leaving]])
+    which, rank = np.nonzero(encoded.T[microbatch[leaving]])
     leaving = leaving[which]
 
     def on_first(rows: Ints, size: Floats) -> Move:
         return rows, np.full(rows.size, first), size[microbatch[rows]]
 
-    behind = [on_first(made, encoding.waiting), (leaving, part, encoding.waiting[microbatch[leaving]])]
+    behind = [on_first(made, encoding.waiting), (leaving, rank, encoding.waiting[microbatch[leaving]])]
     return held, [on_first(entering, -outputs)], behind

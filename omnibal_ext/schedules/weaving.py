@@ -27,9 +27,9 @@ def woven(schedule: Schedule, insertions: Ints) -> Schedule:
     int64 [2, ranks, microbatches] (`NONE`: not there); of one point E go first, in the order of microbatches."""
     lists: Schedule = []
     for rank, actions in enumerate(schedule):
-        parts = sorted((insertions[of, rank, m], of, m) for of, m in np.argwhere(insertions[:, rank] != NONE).tolist())
+        woven = sorted((insertions[of, rank, m], of, m) for of, m in np.argwhere(insertions[:, rank] != NONE).tolist())
         lists.append(list(actions))
-        for point, of, m in reversed(parts):
+        for point, of, m in reversed(woven):
             lists[rank].insert(point, Action(OF_TOWER[of], m, rank))
     return lists
 
@@ -66,7 +66,7 @@ def with_encoding(schedule: Schedule, beside: Beside) -> Schedule:
     there are ranks, so that few image tokens are held, and V at the end."""
     lists: Schedule = []
     for rank, actions in enumerate(schedule):
-        mine = [microbatch for microbatch, parts in enumerate(beside.parts) if rank in parts]
+        mine = [microbatch for microbatch, ranks in enumerate(beside.encoding_ranks) if rank in ranks]
         left, found = deque(mine), list[Action]()
         for action in actions:
             while left and action.kind == "F" and left[0] <= action.microbatch + len(schedule):
@@ -77,6 +77,7 @@ def with_encoding(schedule: Schedule, beside: Beside) -> Schedule:
 
 
 def _at(beside: Beside, e: Ints, v: Ints) -> Ints:
-    """Return `e` and `v`, [ranks, microbatches] or [ranks, 1], as insertion points; `NONE` where ranks have no part."""
-    encodes = np.array([[rank in ranks for ranks in beside.parts] for rank in range(len(e))])
+    """Return `e` and `v`, [ranks, microbatches] or [ranks, 1], as insertion points; `NONE` where ranks encode
+    nothing."""
+    encodes = np.array([[rank in ranks for ranks in beside.encoding_ranks] for rank in range(len(e))])
     return np.stack([np.where(encodes, e, NONE), np.where(encodes & (not beside.ahead), v, NONE)])

@@ -106,7 +106,7 @@ def parts_of(plan: Plan, packs: Sequence[Microbatch]) -> Iterator[Microbatch]:
 def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     """This rank's part of a pack's images."""
     assert plan.tower is not None
-    parts, sizes = plan.tower.parts[microbatch % len(plan.tower.parts)], plan.tower.rates
+    parts, sizes = plan.tower.encoding_ranks[microbatch % len(plan.tower.encoding_ranks)], plan.tower.rates
     size = next((one for one in sizes if one != "tiles"), "frames")
     more, images = pack.media_of(size), seen(pack)
     sounds = more.units if size in sizes else ()

@@ -73,13 +73,13 @@ class Beside:
 
 def woven(schedule: str, chunks: int, ranks: int, tower: Tower, generator: random.Random) -> Schedule:
     """Lists with E and V: first and last, or each at any place where it can be done."""
-    microbatches, placement = len(tower.parts), placement_of(schedule, ranks, chunks)
+    microbatches, placement = len(tower.encoding_ranks), placement_of(schedule, ranks, chunks)
     base = build_schedule(schedule, ranks, microbatches, chunks)
     order = compile_schedule(base, microbatches, placement).listed
     places = {place: float(number) for number, place in enumerate(order)}
     end = float(len(order))
     for rank in range(ranks):
-        mine = [m for m, parts in enumerate(tower.parts) if rank in parts]
+        mine = [m for m, parts in enumerate(tower.encoding_ranks) if rank in parts]
         for microbatch in reversed(mine):
             following = places.get((rank, _next(mine, microbatch, "E", rank)), end)
             latest = (

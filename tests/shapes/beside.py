@@ -114,7 +114,7 @@ def part_of(plan: Any, pack: Any, microbatch: int, tensor: int) -> Any:
     here = parallel_state.get_pipeline_model_parallel_rank()
     whole = Images.of(pack)
     units = tuple(map(prod, whole.grids)) or (1,) * whole.amount
-    takes = EncoderRank(plan.tower.parts, here, 0, tensor).takes(tuple(map(float, units)), microbatch)
+    takes = EncoderRank(plan.tower.encoding_ranks, here, 0, tensor).takes(tuple(map(float, units)), microbatch)
     grids = tuple(grid for grid, own in zip(whole.grids, takes, strict=False) if own)
     images = Images(units=tuple((unit,) for unit in units), encodes=tuple(takes), grids=grids)
     values = torch.empty(images.amount, *whole.values.shape[1:], device="cuda")

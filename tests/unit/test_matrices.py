@@ -42,5 +42,5 @@ def test_heads_are_filled_up_for_ranks_that_do_not_divide_them() -> None:
 def test_rows_of_a_matrix_of_several_are_whole_groups_of_them() -> None:
     for model in PRESETS.values():
         for matrix in (matrix for table in matrices_of(model).values() for matrix in table):
-            if matrix.parts > 1:
+            if matrix.fused > 1:
                 assert matrix.rows % sum(matrix.shares) == 0, (model.name, matrix)

@@ -35,15 +35,15 @@ class EncoderShares(Dataset):
         samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
         units = {size: reader.units(samples) for size, reader in self.readers.items()}
         takes = iter(self.worker.takes(unit_costs(units, self.worker.rates), microbatch))
-        media, parts = dict[Size, Media](), dict[Size, list[Any]]()
+        media, inputs = dict[Size, Media](), dict[Size, list[Any]]()
         for size, reader in self.readers.items():
             media[size], some = reader.share(samples, units[size], [next(takes) for _ in units[size]])
-            parts |= {size: some} if some else {}
+            inputs |= {size: some} if some else {}
         return Microbatch(
             lengths=(),
             samples=len(samples),
             useful_tokens=0,
             pack=pack,
             sample_ids=tuple(sample.number for sample in samples),
-            **decoded(self.readers, media, parts),
+            **decoded(self.readers, media, inputs),
         )

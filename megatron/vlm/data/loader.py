@@ -107,10 +107,10 @@ class PackDataset(Dataset):
         )
         batch = replace(batch, media=self._media(samples, batch))
         needed = self.needs.media | ({VISION.size} if width > 1 else set())
-        parts = {size: reader.parts(samples) for size, reader in self.readers.items() if size in needed}
+        inputs = {size: reader.inputs(samples) for size, reader in self.readers.items() if size in needed}
         if width > 1:
-            batch, parts[VISION.size] = shard_of_rank(batch, spans, parts[VISION.size], self.rank % width)
-        read = {size: some for size, some in parts.items() if size in self.needs.media}
+            batch, inputs[VISION.size] = shard_of_rank(batch, spans, inputs[VISION.size], self.rank % width)
+        read = {size: some for size, some in inputs.items() if size in self.needs.media}
         return replace(batch, **decoded(self.readers, batch.media, read, self.decodes))
 
     def _media(self, samples: Sequence[Sample], batch: Microbatch) -> dict[Size, Media]:

@@ -31,7 +31,7 @@ from megatron.vlm.hf.peft_config import (
     read_pairs,
     write_tensors,
 )
-from megatron.vlm.models.adapters import part_of_rows, rows_and_parts, wide
+from megatron.vlm.models.adapters import matrix_of_rows, rows_of_matrices, wide
 from omnibal_ext.adapters import SUFFIX, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import ADAPTER
@@ -67,11 +67,11 @@ class AdaptedLayer:
     @property
     def rank_factor(self) -> int:
         """Ratio of the rank of Hugging Face's adapters to that of ours."""
-        return self.matrix.parts // len(self.theirs)
+        return self.matrix.fused // len(self.theirs)
 
     def shapes(self, rank: int) -> dict[str, tuple[int, int]]:
         """Return the full shapes of a and b, by name in our checkpoints."""
-        a, b = (self.matrix.parts * rank, self.matrix.columns), (self.matrix.rows, rank)
+        a, b = (self.matrix.fused * rank, self.matrix.columns), (self.matrix.rows, rank)
         return {f"{self.adapter_name}.a": a, f"{self.adapter_name}.b": b}
 
     def split(self, a: Tensor, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -99,8 +99,8 @@ class AdaptedLayer:
             pairs.append((a, b))
         a, b = torch.cat([a for a, _ in pairs]), join(self.form, [b for _, b in pairs], self.scope)
         if b.shape[1] == rank:
-            return a.repeat(self.matrix.parts * rank // len(a), 1), b
-        own = b.unflatten(1, (self.matrix.parts, rank))[torch.arange(len(b)), part_of_rows(self.matrix, len(b), 0)]
+            return a.repeat(self.matrix.fused * rank // len(a), 1), b
+        own = b.unflatten(1, (self.matrix.fused, rank))[torch.arange(len(b)), matrix_of_rows(self.matrix, len(b), 0)]
         if not torch.equal(wide(own, self._mask(b)), b):
             raise UserError(
                 f"{self.theirs[0]}: query, key and value share their A, at {self.rank_factor} times the rank"
@@ -112,7 +112,7 @@ class AdaptedLayer:
         return add_product(weight, a, wide(b, self._mask(b)), scale)
 
     def _mask(self, b: Tensor) -> Tensor:
-        return rows_and_parts(self.matrix, len(b), 0).to(b.dtype)
+        return rows_of_matrices(self.matrix, len(b), 0).to(b.dtype)
 
 
 def adapted_layers(architecture: Architecture, sources: Mapping[str, WeightSource]) -> dict[str, AdaptedLayer]:
@@ -215,13 +215,13 @@ def read_peft(
         raise UserError(f"{folder}: has adapters of {strange[0]}, which has none here (docs/training.md); {MERGE}")
     if len(theirs) + len(unused_pairs) < len(found):
         raise UserError(f"{folder / WEIGHT_FILE}: has a layer twice, by two names; {REMEDY}")
-    parts = {known[name].target for name in theirs}
-    if not parts:
+    targets = {known[name].target for name in theirs}
+    if not targets:
         raise UserError(f"{folder}: has no adapters of layers that the model runs; leave it out")
-    adapters = Adapters(config.rank, config.alpha, tuple(part for part in PARTS if part in parts))
+    adapters = Adapters(config.rank, config.alpha, tuple(part for part in PARTS if part in targets))
     ours = dict[str, Tensor]()
     for layer in layers.values():
-        if layer.target in parts:
+        if layer.target in targets:
             a, b = layer.join(theirs, adapters.rank)
             ours |= {f"{layer.adapter_name}.a": a, f"{layer.adapter_name}.b": b}
     return PeftAdapters(adapters, ours, PeftExtras(config.dropout, config.is_stabilized, unused_pairs), config.notes)

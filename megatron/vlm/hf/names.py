@@ -15,7 +15,7 @@ from megatron.vlm.hf.forms import Scope
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import layer_names
 from omnibal_ext.families.family import Family
-from omnibal_ext.families.registry import MODELS, PARTS, family_of
+from omnibal_ext.families.registry import MODEL_TYPES, MODELS, family_of
 from omnibal_ext.families.weights import Weight
 from omnibal_ext.modalities.language.layer import Layer
 
@@ -95,7 +95,7 @@ def sources(
     `vision` is the `model_type` of a config.json, `language` that of its language model, `stored` the table names that
     the checkpoint has.
     """
-    tower, words = MODELS[vision].part, PARTS[language]
+    tower, words = MODELS[vision].model_type, MODEL_TYPES[language]
     separate = any(re.search(FIRST_EXPERT, name) for name in stored)
     table = (*tower.weights, *(words.weights_apart if separate and words.weights_apart else words.weights))
     found, counts = {}, Counter(architecture.chain)

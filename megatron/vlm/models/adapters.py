@@ -37,12 +37,12 @@ from omnibal_ext.modalities.matrix import Matrix
 class Adapter(torch.nn.Module):
     """The adapters of one linear layer: alpha / rank * B (A x), B in the order of the layer's rows.
 
-    a [parts * rank, columns here], b [rows here, rank]. B is initialised to zero, A as in peft: uniform within one over
+    a [fused * rank, columns here], b [rows here, rank]. B is initialised to zero, A as in peft: uniform within one over
     the root of its columns, drawn whole from `generator`, so that ranks of any group cut the same matrix.
     """
 
     mask: Tensor
-    """[rows here, parts], one where the row belongs to the part (query, key, value; gate, up)."""
+    """[rows here, fused], one where the row is of that matrix (query, key, value; gate, up)."""
     is_left_out = False
     """Whether a checkpoint without adapters is being read: they then keep their initial weights."""
 
@@ -51,12 +51,12 @@ class Adapter(torch.nn.Module):
         self.matrix, self.scale = matrix, adapters.scale
         self.shares_sequence = bool(layer.sequence_parallel)
         rows, columns = layer.weight.shape
-        drawn = torch.rand(matrix.parts * adapters.rank, matrix.columns, generator=generator, device="cpu")
+        drawn = torch.rand(matrix.fused * adapters.rank, matrix.columns, generator=generator, device="cpu")
         whole = (2 * drawn - 1) / matrix.columns**0.5
         like = {"dtype": layer.weight.dtype, "device": layer.weight.device}
         self.a = torch.nn.Parameter(_here(whole, matrix, columns).to(**like))
         self.b = torch.nn.Parameter(torch.zeros(rows, adapters.rank, **like))
-        mask = rows_and_parts(matrix, rows, parallel_state.get_tensor_model_parallel_rank())
+        mask = rows_of_matrices(matrix, rows, parallel_state.get_tensor_model_parallel_rank())
         self.register_buffer("mask", mask.to(**like), persistent=False)
         cut, whole_one = (self.a, self.b) if matrix.by_rows else (self.b, self.a)
         stride = 2 if matrix.is_stacked else 1
@@ -141,19 +141,20 @@ def left_out(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 
 def wide(b: Tensor, mask: Tensor) -> Tensor:
-    """Spread B over the outputs of all parts' A: [rows, parts * rank], zero where a row is of another part (`mask`)."""
+    """Spread B over the outputs of all matrices' A: [rows, fused * rank], zero where a row is of another one
+    (`mask`)."""
     return b if mask.shape[1] == 1 else (mask[:, :, None] * b[:, None]).flatten(1)
 
 
-def rows_and_parts(matrix: Matrix, rows: int, rank: int) -> Tensor:
-    """Return [rows, parts], true where a row of this rank's belongs to a part."""
-    return part_of_rows(matrix, rows, rank)[:, None] == torch.arange(matrix.parts, device="cpu")
+def rows_of_matrices(matrix: Matrix, rows: int, rank: int) -> Tensor:
+    """Return [rows, fused], true where a row of this rank's is of a matrix."""
+    return matrix_of_rows(matrix, rows, rank)[:, None] == torch.arange(matrix.fused, device="cpu")
 
 
-def part_of_rows(matrix: Matrix, rows: int, rank: int) -> Tensor:
-    """Return the number of the part that each of a rank's `rows` belongs to, int64 [rows]."""
-    shares = (rows // matrix.parts,) * matrix.parts if matrix.is_stacked else matrix.shares
-    group = torch.tensor([part for part, share in enumerate(shares) for _ in range(share)], device="cpu")
+def matrix_of_rows(matrix: Matrix, rows: int, rank: int) -> Tensor:
+    """Return the number of the fused matrix that each of a rank's `rows` is of, int64 [rows]."""
+    shares = (rows // matrix.fused,) * matrix.fused if matrix.is_stacked else matrix.shares
+    group = torch.tensor([number for number, share in enumerate(shares) for _ in range(share)], device="cpu")
     return group[torch.arange(rank * rows, (rank + 1) * rows, device="cpu") % len(group)]
 
 

@@ -26,7 +26,7 @@ from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.token_rows import EncoderRows, TokenRows
 from megatron.vlm.pipeline.tower import Tower
 from omnibal_ext.chain import modality_of
-from omnibal_ext.image_assignment import Units, assign_units, parts_of, unit_costs
+from omnibal_ext.image_assignment import Units, assign_units, encoding_ranks_of, unit_costs
 from omnibal_ext.modalities.encoder import Encoder
 from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.program import Post
@@ -37,7 +37,7 @@ class ToEncode:
     """Packs that a rank encodes in an iteration, and its number."""
 
     packs: Iterator[Microbatch]
-    """This rank's part of every microbatch (`Media.encodes`) in the order of E; it may be empty. For a tower that runs
+    """This rank's share of every microbatch (`Media.encodes`) in the order of E; it may be empty. For a tower that runs
     ahead, what is missing of this iteration, then the next one's."""
     iteration: int = 0
 
@@ -50,7 +50,7 @@ class Encoded:
     arrivals: Arrivals
     taken: int = 0
     """Number of packs taken so far."""
-    parts: dict[int, Microbatch] = field(default_factory=dict)
+    shares: dict[int, Microbatch] = field(default_factory=dict)
     """Packs by microbatch, before this rank encodes them."""
     rows: dict[int, TokenRows] = field(default_factory=dict)
     """Order of tokens by microbatch, until nothing more of it is received."""
@@ -113,10 +113,10 @@ class Encoding:
         """Run E; `watch` makes a context around the computing."""
         made = self._coming
         self._expect(made, microbatch)
-        part = made.parts.pop(microbatch)
-        has_any = any(one.amount for one in part.media.values())
+        share = made.shares.pop(microbatch)
+        has_any = any(one.amount for one in share.media.values())
         with watch():
-            tokens = self.tower.encode(part, self.training, self._trains) if has_any else None
+            tokens = self.tower.encode(share, self.training, self._trains) if has_any else None
         if tokens is not None:
             if self.here == self.first:
                 made.tokens[microbatch, self.here] = Receive(tokens.detach(), None)
@@ -130,15 +130,15 @@ class Encoding:
         """Start receiving image tokens that another pipeline rank encodes."""
         made = self._coming
         self._expect(made, microbatch)
-        rows, part = made.rows[microbatch], self._parts(microbatch).index(source)
-        shape, dtype = (rows.count(part, self.group.rank()), 1, self._width), self.tower.chain.language.params_dtype
+        rows, share = made.rows[microbatch], self._encoding_ranks(microbatch).index(source)
+        shape, dtype = (rows.count(share, self.group.rank()), 1, self._width), self.tower.chain.language.params_dtype
         receive = self.communicator.receive(IMAGE_TOKENS, shape, dtype, source)
         made.tokens[microbatch, source] = receive
 
     def assembled(self, microbatch: int) -> Tensor:
         """Return the input of the first stage's F: rows of all ranks that encoded, in the pack's order."""
-        rows, parts = self._now.rows[microbatch], self._parts(microbatch)
-        receives = [self._now.tokens.pop((microbatch, part), None) for part in parts]
+        rows, ranks = self._now.rows[microbatch], self._encoding_ranks(microbatch)
+        receives = [self._now.tokens.pop((microbatch, rank), None) for rank in ranks]
         pieces = [self._arrived(receive) for receive in receives if receive is not None]
         if not self._trains:
             del self._now.rows[microbatch]
@@ -147,12 +147,12 @@ class Encoding:
     def give_back(self, microbatch: int, gradient: Tensor) -> None:
         """Send the gradient of the first stage's B to the ranks whose V takes it."""
         rows = self._now.rows.pop(microbatch)
-        for number, part in enumerate(self._parts(microbatch)):
+        for number, rank in enumerate(self._encoding_ranks(microbatch)):
             piece = rows.piece(gradient, number, self.group.rank())
-            if part == self.here:
+            if rank == self.here:
                 self.gradients[microbatch] = Receive(piece, None)
             else:
-                self.communicator.send(IMAGE_GRADIENT, piece, part)
+                self.communicator.send(IMAGE_GRADIENT, piece, rank)
 
     def post_gradient(self, microbatch: int) -> None:
         """Start receiving the gradient for V."""
@@ -184,25 +184,25 @@ class Encoding:
     def _fresh(self, iteration: int) -> Encoded:
         return Encoded(iteration, Arrivals(self.images.packs, self.microbatches, sends=False))
 
-    def _parts(self, microbatch: int) -> tuple[int, ...]:
-        return parts_of(self.tower.plan.parts, microbatch)
+    def _encoding_ranks(self, microbatch: int) -> tuple[int, ...]:
+        return encoding_ranks_of(self.tower.plan.encoding_ranks, microbatch)
 
     def _expect(self, made: Encoded, microbatch: int) -> None:
         """Take packs up to that of a microbatch, and note which worker encodes which of their units."""
         while made.taken <= microbatch:
             pack, number, architecture = next(made.arrivals), made.taken, self.tower.chain.architecture
-            parts, tensor_ranks = self._parts(number), self.group.size()
+            ranks, tensor_ranks = self._encoding_ranks(number), self.group.size()
             encoders = {one.modality.size: one for one in architecture.encoders}
             units = {size: one.units for size, one in pack.media.items()}
-            workers = assign_units(unit_costs(units, self.tower.plan.rates), number, parts, tensor_ranks)
+            workers = assign_units(unit_costs(units, self.tower.plan.rates), number, ranks, tensor_ranks)
             made.rows[number] = TokenRows(
                 tuple(_rows_of(found, encoders[size]) for size, found in units.items()),
                 workers,
-                len(parts),
+                len(ranks),
                 tensor_ranks,
             )
-            if self.here in parts:
-                made.parts[number] = replace(pack, iteration=made.iteration)
+            if self.here in ranks:
+                made.shares[number] = replace(pack, iteration=made.iteration)
             made.taken += 1
 
     def _drain(self) -> None:

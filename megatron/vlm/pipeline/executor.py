@@ -25,7 +25,7 @@ from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.tower import Tower
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
 from omnibal_ext.errors import UserError
-from omnibal_ext.image_assignment import parts_of
+from omnibal_ext.image_assignment import encoding_ranks_of
 from omnibal_ext.plan_tower import Tower as TowerPlan
 from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, counts_of, has_weight_gradients
 from omnibal_ext.schedules.placement import Placement
@@ -175,7 +175,9 @@ class Executor:
         assert self.tower is not None
         key = (placement.ranks, num_microbatches, placement.chunks)
         if key not in self._in_time_postings:
-            beside = Beside(tuple(parts_of(self.tower.parts, number) for number in range(num_microbatches)))
+            beside = Beside(
+                tuple(encoding_ranks_of(self.tower.encoding_ranks, number) for number in range(num_microbatches))
+            )
             lists = with_encoding(build_schedule(self.schedule_name, *key), beside)
             self._in_time_postings[key] = with_posts(lists, num_microbatches, placement)
         return self._in_time_postings[key]

@@ -67,7 +67,7 @@ class Progress:
 
     def action(self, action: Action) -> None:
         """Note that the rank is in this action from now on."""
-        step = "part" if action.kind in OF_TOWER else "chunk"
+        step = "rank" if action.kind in OF_TOWER else "chunk"
         self.at(f"{ACTIONS[action.kind]} of microbatch {action.microbatch}, {step} {action.chunk}")
 
     @contextlib.contextmanager

@@ -60,12 +60,12 @@ class RankPacks:
             )
         tensor = parallel_state.get_tensor_model_parallel_group()
         here = parallel_state.get_pipeline_model_parallel_rank()
-        encoder = EncoderRank(self.tower.parts, here, tensor.rank(), tensor.size(), self.tower.rates)
+        encoder = EncoderRank(self.tower.encoding_ranks, here, tensor.rank(), tensor.size(), self.tower.rates)
         self.images = EncoderShares(dataset.data, dataset.index, encoder)
         self.streams.append(microbatches(self.images, numbered(order, self.count), self.num_workers, self.reading))
 
     def begin(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
-        """Return arguments of the executor for the next iteration; `saw` is called with each part of its images."""
+        """Return arguments of the executor for the next iteration; `saw` is called with each share of its images."""
         self.packs, self.following = self.following, [*islice(self.order, self.count)]
         return {} if self.images is None else {"images": ToEncode(_told(self.streams[-1], saw), iteration)}
 
@@ -84,7 +84,7 @@ class RankPacks:
             stream.close()
 
 
-def _told(parts: Iterator[Microbatch], saw: Callable[[Microbatch], None]) -> Iterator[Microbatch]:
-    for part in parts:
-        saw(part)
-        yield part
+def _told(shares: Iterator[Microbatch], saw: Callable[[Microbatch], None]) -> Iterator[Microbatch]:
+    for share in shares:
+        saw(share)
+        yield share

@@ -1,16 +1,16 @@
 """Order of the tokens that encoders make of a pack, when several ranks have encoded it.
 
-    units of the pack           0   1   2   3            their workers (part, tensor rank): 0.0  0.1  0.0  1.0
-    part 0, tensor rank 0       0   2                    image tokens of its units, then their features
-    part 0, tensor rank 1       1
-    part 1, tensor rank 0       3
+    units of the pack           0   1   2   3            their workers (share, tensor rank): 0.0  0.1  0.0  1.0
+    share 0, tensor rank 0      0   2                    image tokens of its units, then their features
+    share 0, tensor rank 1      1
+    share 1, tensor rank 0      3
     enters the first stage      0   1   2   3            image tokens of the pack, then its features
 
 The tokens of one encoder follow behind those of another, in the order of `flow.in_rows`: audio tokens behind image
 tokens and their features.
 
-The first stage's pipeline rank receives the tokens of all parts, each tensor rank those of its number, and gathers them
-over the tensor ranks. Shapes follow from the pack's sizes and the plan, and are not exchanged.
+The first stage's pipeline rank receives the tokens of all shares, each tensor rank those of its number, and gathers
+them over the tensor ranks. Shapes follow from the pack's sizes and the plan, and are not exchanged.
 """
 
 from collections.abc import Sequence
@@ -48,13 +48,13 @@ class TokenRows:
     encoders: tuple[EncoderRows, ...]
     """One for each encoder, in the order of `flow.in_rows`."""
     workers: tuple[int, ...]
-    """Worker that encodes each unit, of one encoder after the other: part x tensor ranks + tensor rank."""
-    parts: int
+    """Worker that encodes each unit, of one encoder after the other: share x tensor ranks + tensor rank."""
+    shares: int
     tensor_ranks: int
 
-    def count(self, part: int, tensor_rank: int) -> int:
+    def count(self, share: int, tensor_rank: int) -> int:
         """Return the number of rows that a worker encodes."""
-        return len(self._positions[part * self.tensor_ranks + tensor_rank])
+        return len(self._positions[share * self.tensor_ranks + tensor_rank])
 
     @property
     def total(self) -> int:
@@ -64,7 +64,7 @@ class TokenRows:
     @cached_property
     def _positions(self) -> list[Ints]:
         """Indices of every worker's rows in the first stage's input, in the order in which it encodes."""
-        found: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(self.parts * self.tensor_ranks)]
+        found: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(self.shares * self.tensor_ranks)]
         workers, first = iter(self.workers), 0
         for encoder in self.encoders:
             mine = [worker for _, worker in zip(encoder.units, workers, strict=False)]
@@ -76,11 +76,11 @@ class TokenRows:
         return [*map(np.concatenate, found)]
 
     def assemble(self, pieces: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
-        """Return the first stage's input, from this tensor rank's rows of all parts. Collective over tensor ranks."""
+        """Return the first stage's input, from this tensor rank's rows of all shares. Collective over tensor ranks."""
         piece = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
         if not self.total:
             return piece
-        room = max(sum(self.count(part, rank) for part in range(self.parts)) for rank in range(self.tensor_ranks))
+        room = max(sum(self.count(share, rank) for share in range(self.shares)) for rank in range(self.tensor_ranks))
         if self.tensor_ranks > 1:
             mine = piece.new_zeros(room, *piece.shape[1:])
             mine[: len(piece)] = piece
@@ -94,9 +94,9 @@ class TokenRows:
                 begin += len(positions)
         return _taken(piece, order)
 
-    def piece(self, whole: Tensor, part: int, tensor_rank: int) -> Tensor:
+    def piece(self, whole: Tensor, share: int, tensor_rank: int) -> Tensor:
         """Return a worker's rows of `whole`, which has the rows of the first stage's input, in the worker's order."""
-        return _taken(whole, self._positions[part * self.tensor_ranks + tensor_rank])
+        return _taken(whole, self._positions[share * self.tensor_ranks + tensor_rank])
 
 
 def _taken(rows: Tensor, order: Ints) -> Tensor:

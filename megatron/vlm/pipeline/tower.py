@@ -92,14 +92,14 @@ class Tower:
                 dist.broadcast(piece.weights, piece.owner, self.group)
         self.is_stale, self._has_frozen = False, True
 
-    def encode(self, part: Microbatch, training: bool, keeps: bool) -> Tensor:
+    def encode(self, share: Microbatch, training: bool, keeps: bool) -> Tensor:
         """Encode a rank's images of a pack; return image tokens [rows, 1, LLM width], then features.
 
         `keeps`: keep what a backward needs.
         """
         self.copies.train(training)
         with alone(), torch.set_grad_enabled(keeps):
-            tokens: Tensor = self.copies(with_values(part))
+            tokens: Tensor = self.copies(with_values(share))
         return tokens
 
     def backward(self, tokens: Tensor, gradient: Tensor) -> None:

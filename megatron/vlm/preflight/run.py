@@ -230,7 +230,7 @@ def check_replicated_tower(args: Namespace, plan: Plan) -> str | None:
     tower = plan.tower
     if tower is None:
         return None
-    ranks = [len(encoders) * args.tensor_model_parallel_size for encoders in tower.parts]
+    ranks = [len(encoders) * args.tensor_model_parallel_size for encoders in tower.encoding_ranks]
     for name in DROPOUTS:
         if vars(args)[name] and max(ranks) > 1:
             raise UserError(

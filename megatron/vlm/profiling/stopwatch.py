@@ -18,7 +18,7 @@ Run = Callable[[], Seconds]
 Key = tuple[str, str]
 """Subject and name of a run."""
 Round = tuple[float, dict[Key, Seconds]]
-"""(seconds of all runs, without waiting for other ranks; seconds of each run's parts)."""
+"""(seconds of all runs, without waiting for other ranks; seconds of each run's laps)."""
 WARM_UP = 2
 OUTLIER = 1.5
 """A run that takes this many times its median was disturbed."""
@@ -46,9 +46,9 @@ class Stopwatch:
         return {subject: f"{self._disturbed[subject]} of {runs}" for subject, runs in self._runs.items()}
 
     def measure(self, runs: Mapping[str, Mapping[str, Run]], description: str = "") -> dict[str, dict[str, Seconds]]:
-        """Measure the median seconds of each run's parts by [subject][name], equal on all ranks; collective.
+        """Measure the median seconds of each run's laps by [subject][name], equal on all ranks; collective.
 
-        runs: functions by [subject][name] that return their parts' seconds. description: rank 0 shows a progress bar.
+        runs: functions by [subject][name] that return their laps' seconds. description: rank 0 shows a progress bar.
         """
         rounds: Iterable[int] = range(WARM_UP + self.steps)
         if description and torch.distributed.get_rank() == 0:
@@ -60,7 +60,7 @@ class Stopwatch:
         timed = [one for ranks in everyone for one in ranks]
         columns = in_columns([found for _, found in timed]) if platform.HAS_CUDA else at_usual_pace(timed)
         for subject, named in runs.items():
-            self._count_disturbed(subject, [part for name in named for part in columns[subject, name]])
+            self._count_disturbed(subject, [lap for name in named for lap in columns[subject, name]])
         return {s: {n: tuple(map(statistics.median, columns[s, n])) for n in named} for s, named in runs.items()}
 
     def _round(self, runs: Mapping[Key, Run]) -> Round:
@@ -72,55 +72,55 @@ class Stopwatch:
             took += now() - began
         return took, found
 
-    def _count_disturbed(self, subject: str, parts: Sequence[Seconds]) -> None:
-        timed_parts = [part for part in parts if min(part) > 0]  # differences of two runs may be 0 or negative
-        self._runs[subject] += sum(map(len, timed_parts))
-        self._disturbed[subject] += sum(one > OUTLIER * statistics.median(part) for part in timed_parts for one in part)
+    def _count_disturbed(self, subject: str, laps: Sequence[Seconds]) -> None:
+        timed = [lap for lap in laps if min(lap) > 0]  # differences of two runs may be 0 or negative
+        self._runs[subject] += sum(map(len, timed))
+        self._disturbed[subject] += sum(one > OUTLIER * statistics.median(lap) for lap in timed for one in lap)
 
 
 def at_usual_pace(rounds: Sequence[Round]) -> dict[Key, list[Seconds]]:
     """Turn rounds into columns like `in_columns`, with each round scaled to the seconds of the median round."""
     usual = statistics.median(took for took, _ in rounds)
-    paced = [{key: [s / took * usual for s in parts] for key, parts in found.items()} for took, found in rounds]
+    paced = [{key: [s / took * usual for s in laps] for key, laps in found.items()} for took, found in rounds]
     return in_columns(paced)
 
 
 def in_columns(rounds: Sequence[Mapping[Key, Sequence[float]]]) -> dict[Key, list[Seconds]]:
-    """Return {run: [seconds of its part in each round, ...] for each part}."""
+    """Return {run: [seconds of its lap in each round, ...] for each lap}."""
     return {key: list(zip(*(found[key] for found in rounds), strict=True)) for key in rounds[0]}
 
 
 class Timer:
-    """A clock for the consecutive parts of a run: seconds of the device, and of the host that launches them.
+    """A clock for the consecutive laps of a run: seconds of the device, and of the host that launches them.
 
-    On a GPU the parts are timed as in training, where the host runs ahead of a device that is never idle (and whose
+    On a GPU the laps are timed as in training, where the host runs ahead of a device that is never idle (and whose
     clock is what its power limit sustains):
 
-    1. `before`, as much work as the parts, is launched first: the device is busy while the parts are launched.
-    2. If it is shorter than launching the parts, a sleep kernel is added.
-    3. Events between the parts are read when all is done.
+    1. `before`, as much work as the laps, is launched first: the device is busy while the laps are launched.
+    2. If it is shorter than launching the laps, a sleep kernel is added.
+    3. Events between the laps are read when all is done.
     4. The first two calls add no sleep: the first compiles, the second measures the host.
 
     On the CPU the device is the host, and `host_seconds` are 0.
     """
 
     LEAD = 1.5
-    """Seconds of device work queued before the parts, in multiples of the host's fastest launch."""
+    """Seconds of device work queued before the laps, in multiples of the host's fastest launch."""
 
     def __init__(self) -> None:
         self._host: list[Seconds] = []
         self._busy = 0.0
 
-    def __call__(self, *parts: Callable[[], object], before: Callable[[], object] | None = None) -> Seconds:
-        """Run the parts; return the device's seconds of each."""
+    def __call__(self, *laps: Callable[[], object], before: Callable[[], object] | None = None) -> Seconds:
+        """Run the laps; return the device's seconds of each."""
         now()
         if before is not None and platform.HAS_CUDA:
             before()
         if len(self._host) > 1:
             platform.sleep(max(0.0, self.LEAD * min(map(sum, self._host[1:])) - self._busy))
         moments, launched = [Moment()], [time.perf_counter()]
-        for part in parts:
-            part()
+        for lap in laps:
+            lap()
             moments.append(Moment())
             launched.append(time.perf_counter())
         now()
@@ -131,7 +131,7 @@ class Timer:
 
     @property
     def host_seconds(self) -> Seconds:
-        """Median seconds that the host takes to launch each part, after warm-up. Zeros on the CPU."""
+        """Median seconds that the host takes to launch each lap, after warm-up. Zeros on the CPU."""
         medians = tuple(map(statistics.median, zip(*self._host[WARM_UP:], strict=True)))
         return medians if platform.HAS_CUDA else (0.0,) * len(medians)
 

@@ -4,11 +4,11 @@ from omnibal_ext.families.deepseek_vl.config import read_deepseek_vl
 from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, text, tower
 from omnibal_ext.families.markup import ImageMarkup
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.tiles import clip_weights
 from omnibal_ext.families.weights import linear
 
-MODEL = Part(
+MODEL = ModelType(
     {"image_token_id": 100015, "tie_word_embeddings": True},
     GENERAL,
     (

@@ -5,11 +5,11 @@ from omnibal_ext.families.fields import GENERAL, LANGUAGE, text
 from omnibal_ext.families.gemma3.config import read_gemma3
 from omnibal_ext.families.gemma3.presets import PRESETS
 from omnibal_ext.families.markup import ImageMarkup
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.tiles import clip_weights
 from omnibal_ext.families.weights import Weight, llama
 
-MODEL = Part(
+MODEL = ModelType(
     {"mm_tokens_per_image": 256, "image_token_index": 262144, "tie_word_embeddings": True},
     GENERAL | {"boi_token_index", "eoi_token_index"},
     (
@@ -18,7 +18,7 @@ MODEL = Part(
         Weight("projector", "linear.weight", ("multi_modal_projector.mm_input_projection_weight",), "transposed"),
     ),
 )
-TEXT = Part(
+TEXT = ModelType(
     text(
         26, 2304, 8, 4, 9216, 262208, head_dim=256, query_pre_attn_scalar=256, sliding_window=4096, rms_norm_eps=1e-6,
         hidden_activation="gelu_pytorch_tanh",
@@ -28,7 +28,7 @@ TEXT = Part(
 )  # fmt: skip
 FAMILY = Family(
     models={"gemma3": Model(MODEL, read_gemma3, takes=("token_type_ids",), packs=Packs("gemma", flash=()))},
-    parts={"gemma3_text": TEXT},
+    model_types={"gemma3_text": TEXT},
     presets=PRESETS,
     markups=(
         ImageMarkup(

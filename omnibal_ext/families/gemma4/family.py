@@ -6,7 +6,7 @@ from omnibal_ext.families.gemma4.config import read_gemma4
 from omnibal_ext.families.gemma4.names import language_weights, vision_weights
 from omnibal_ext.families.gemma4.presets import PRESETS
 from omnibal_ext.families.markup import ImageMarkup
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 
 OTHERS = names(
     """
@@ -14,8 +14,8 @@ OTHERS = names(
     vision_soft_tokens_per_image
     """
 )  # of sounds and films, of what stands around an image, and how many tokens the processor gives it
-MODEL = Part({"image_token_id": 258880, "tie_word_embeddings": True}, GENERAL | OTHERS, tuple(vision_weights()))
-TEXT = Part(
+MODEL = ModelType({"image_token_id": 258880, "tie_word_embeddings": True}, GENERAL | OTHERS, tuple(vision_weights()))
+TEXT = ModelType(
     text(
         30, 2304, 8, 4, 9216, 262144, head_dim=256, sliding_window=512, hidden_size_per_layer_input=256,
         vocab_size_per_layer_input=262144, pad_token_id=0, attention_k_eq_v=False, rms_norm_eps=1e-6,
@@ -24,7 +24,7 @@ TEXT = Part(
     LANGUAGE,
     tuple(language_weights()),
 )  # fmt: skip
-TOWER = Part(
+TOWER = ModelType(
     tower(
         16, 768, 12, 3072, num_key_value_heads=12, head_dim=64, pooling_kernel_size=3, patch_size=16,
         position_embedding_size=10240, standardize=False, use_clipped_linears=False, rms_norm_eps=1e-6,
@@ -38,7 +38,7 @@ IMAGES = ("image_position_ids", "mm_token_type_ids")
 """Image inputs of transformers' models."""
 FAMILY = Family(
     models={"gemma4": Model(MODEL, read_gemma4, takes=IMAGES, packs=Packs("gemma4", flash=()))},
-    parts={"gemma4_text": TEXT, "gemma4_vision": TOWER},
+    model_types={"gemma4_text": TEXT, "gemma4_vision": TOWER},
     presets=PRESETS,
     markups=(
         ImageMarkup(

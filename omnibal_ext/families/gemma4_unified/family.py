@@ -6,16 +6,16 @@ from omnibal_ext.families.gemma4.family import IMAGES, IN_MEMORY, OTHERS, TEXT
 from omnibal_ext.families.gemma4.presets import gemma_4_text
 from omnibal_ext.families.gemma4_unified.config import read_gemma4_unified
 from omnibal_ext.families.gemma4_unified.names import embedder_weights
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 
-MODEL = Part({"image_token_id": 258880, "tie_word_embeddings": True}, GENERAL | OTHERS, tuple(embedder_weights()))
-WORDS = Part(
+MODEL = ModelType({"image_token_id": 258880, "tie_word_embeddings": True}, GENERAL | OTHERS, tuple(embedder_weights()))
+WORDS = ModelType(
     {name: value for name, value in TEXT.defaults.items() if not name.endswith("_per_layer_input")}
     | {"sliding_window": 1024, "use_bidirectional_attention": "vision"},
     TEXT.without_effect,
     TEXT.weights,
 )
-PATCHES = Part(
+PATCHES = ModelType(
     {
         "patch_size": 16,
         "pooling_kernel_size": 3,
@@ -34,7 +34,7 @@ GEMMA_12B = {
 """Sizes that add up to the number of weights on the model's card."""
 FAMILY = Family(
     models={"gemma4_unified": Model(MODEL, read_gemma4_unified, takes=IMAGES, packs=Packs("gemma4_unified", flash=()))},
-    parts={"gemma4_unified_text": WORDS, "gemma4_unified_vision": PATCHES},
+    model_types={"gemma4_unified_text": WORDS, "gemma4_unified_vision": PATCHES},
     presets={"gemma-4-12b": Preset(GEMMA_12B)},
     folder_says_template=True,
     spellings=(

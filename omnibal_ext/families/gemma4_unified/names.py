@@ -8,8 +8,8 @@ from omnibal_ext.families.weights import Weight, linear
 def embedder_weights() -> Iterator[Weight]:
     """Yield norms and matrices of patches; in files a patch's colours are last."""
     embedder = "vision_embedder"
-    for part in ("weight", "bias"):
-        yield Weight("patch_embed", f"pixel_norm.{part}", (f"{embedder}.patch_ln1.{part}",), "pixels")
+    for which in ("weight", "bias"):
+        yield Weight("patch_embed", f"pixel_norm.{which}", (f"{embedder}.patch_ln1.{which}",), "pixels")
     yield Weight("patch_embed", "projection.weight", (f"{embedder}.patch_dense.weight",), "patches")
     yield Weight("patch_embed", "projection.bias", (f"{embedder}.patch_dense.bias",))
     yield from linear("patch_embed", "norm", f"{embedder}.patch_ln2")

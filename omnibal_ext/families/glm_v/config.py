@@ -24,9 +24,9 @@ ROTATION = Rotation(sections=(8, 12, 12))
 
 def read_glm(name: str, config: Section) -> Architecture:
     """Read a glm4v's, glm46v's or glm4v_moe's config.json. Raises UserError naming an unsupported field."""
-    part = "glm4v_moe" if config["model_type"] == "glm4v_moe" else "glm4v"
-    tower, text = config.towers(f"{part}_vision", f"{part}_text")
-    language = _mixture(text) if part == "glm4v_moe" else read_dense(text, None, qkv_bias=True)
+    kind = "glm4v_moe" if config["model_type"] == "glm4v_moe" else "glm4v"
+    tower, text = config.towers(f"{kind}_vision", f"{kind}_text")
+    language = _mixture(text) if kind == "glm4v_moe" else read_dense(text, None, qkv_bias=True)
     vision, merger_width = read_vision(tower, language.hidden_size), tower.take("intermediate_size")
     tower.refuse_unread()
     return whole(name, config, text, vision, language, merger_width, _prompt(config))

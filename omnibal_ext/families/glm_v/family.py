@@ -9,7 +9,7 @@ from omnibal_ext.families.glm_v.config import read_glm
 from omnibal_ext.families.glm_v.names import dense_weights, mixture_weights, vision_weights
 from omnibal_ext.families.glm_v.presets import PRESETS
 from omnibal_ext.families.markup import ImageMarkup, Steps
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 
 MARKS = names(
     """
@@ -34,8 +34,10 @@ PACKS = Packs("native_grown", videos_as_images=True)
 
 
 def _model(image_token: int, packs: Packs = PACKS) -> Model:
-    part = Part({"image_token_id": image_token, "tie_word_embeddings": False}, GENERAL | MARKS, VISION_WEIGHTS)
-    return Model(part, read_glm, takes=IMAGES, packs=packs)
+    model_type = ModelType(
+        {"image_token_id": image_token, "tie_word_embeddings": False}, GENERAL | MARKS, VISION_WEIGHTS
+    )
+    return Model(model_type, read_glm, takes=IMAGES, packs=packs)
 
 
 # Its layers hand flash-attention positions in time, row and column.
@@ -53,17 +55,17 @@ _MARKUP = ImageMarkup(
 _LATER = Steps("<|begin_of_video|>", "<|end_of_video|>", lambda time: f"{time:.1f} seconds", behind=True)
 FAMILY = Family(
     models={"glm4v": _model(151343), "glm46v": _model(151343), "glm4v_moe": _model(151363, _MOE)},
-    parts={
+    model_types={
         # Query, key and value have biases whatever config.json says.
-        "glm4v_text": Part(TEXT, LANGUAGE | MARKS | {"attention_bias"}, tuple(dense_weights())),
-        "glm4v_vision": Part(TOWER, GENERAL),
-        "glm4v_moe_text": Part(
+        "glm4v_text": ModelType(TEXT, LANGUAGE | MARKS | {"attention_bias"}, tuple(dense_weights())),
+        "glm4v_vision": ModelType(TOWER, GENERAL),
+        "glm4v_moe_text": ModelType(
             _TEXT_MOE,
             LANGUAGE | MARKS | {"output_router_logits"},
             tuple(mixture_weights(apart=False)),
             tuple(mixture_weights(apart=True)),
         ),
-        "glm4v_moe_vision": Part(TOWER, GENERAL),
+        "glm4v_moe_vision": ModelType(TOWER, GENERAL),
     },
     presets=PRESETS,
     markups=(_MARKUP, replace(_MARKUP, name="glm-4.6v", steps=_LATER)),

@@ -7,7 +7,7 @@ from omnibal_ext.families.fields import GENERAL, names, tower
 from omnibal_ext.families.idefics3.config import read_idefics3
 from omnibal_ext.families.idefics3.presets import PRESETS
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.tiles import clip_weights
 from omnibal_ext.families.weights import Weight
 from omnibal_ext.modalities.vision.runs import TokenRuns
@@ -32,19 +32,19 @@ WEIGHTS = (
     *clip_weights(last_norm=True),
     Weight("projector", "linear.weight", ("connector.modality_projection.proj.weight",)),
 )
-VISION = Part(
+VISION = ModelType(
     tower(12, 1152, 16, 3072, image_size=224, patch_size=32, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
     GENERAL | names("max_image_size size use_base_siglip"),  # the processor's
 )
 MODEL = Model(
-    Part(_FIELDS, GENERAL | names("_pad_token_id image_seq_len vocab_size"), WEIGHTS),
+    ModelType(_FIELDS, GENERAL | names("_pad_token_id image_seq_len vocab_size"), WEIGHTS),
     read_idefics3,
     takes=("pixel_attention_mask",),
     packs=Packs("split"),
 )
 FAMILY = Family(
     models={"idefics3": MODEL, "smolvlm": MODEL},
-    parts={"idefics3_vision": VISION, "smolvlm_vision": VISION},
+    model_types={"idefics3_vision": VISION, "smolvlm_vision": VISION},
     presets=PRESETS,
     markups=(
         Markup(

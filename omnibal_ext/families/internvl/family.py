@@ -6,7 +6,7 @@ from omnibal_ext.families.internvl.config import read_internvl, read_original
 from omnibal_ext.families.internvl.names import internvl_weights, original_weights
 from omnibal_ext.families.internvl.presets import PRESETS
 from omnibal_ext.families.markup import ImageMarkup
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 
 _EXPERTS = names(  # of a ViT with experts, which `use_moe` turns on
     """
@@ -15,7 +15,7 @@ _EXPERTS = names(  # of a ViT with experts, which `use_moe` turns on
     use_rts use_weighted_residual
     """
 )
-INTERNVL = Part(
+INTERNVL = ModelType(
     {
         "image_token_id": 151667,
         "downsample_ratio": 0.5,
@@ -27,7 +27,7 @@ INTERNVL = Part(
     GENERAL | DATA,
     tuple(internvl_weights()),
 )
-VISION = Part(
+VISION = ModelType(
     tower(
         24, 1024, 16, 4096, image_size=[448, 448], patch_size=[14, 14], hidden_act="gelu", layer_norm_eps=1e-6,
         norm_type="layer_norm", attention_bias=False, use_qk_norm=False, use_mean_pooling=True,
@@ -35,12 +35,12 @@ VISION = Part(
     ),
     GENERAL | {"layer_scale_init_value", "use_mean_pooling"},  # read where the last norm is
 )  # fmt: skip
-ORIGINAL = Part(
+ORIGINAL = ModelType(
     {"downsample_ratio": 0.5, "select_layer": -1, "ps_version": "v1"},
     GENERAL | DATA | {"hidden_size"},  # repeated from below
     tuple(original_weights()),
 )
-ORIGINAL_VISION = Part(
+ORIGINAL_VISION = ModelType(
     tower(
         48, 3200, 25, 12800, image_size=224, patch_size=14, hidden_act="gelu", layer_norm_eps=1e-6,
         norm_type="rms_norm", qkv_bias=False, qk_normalization=True,
@@ -52,7 +52,7 @@ FAMILY = Family(
         "internvl": Model(INTERNVL, read_internvl, packs=Packs("internvl", boundaries=True)),
         "internvl_chat": Model(ORIGINAL, read_original, transformers=""),
     },
-    parts={"internvl_vision": VISION, "intern_vit_6b": ORIGINAL_VISION},
+    model_types={"internvl_vision": VISION, "intern_vit_6b": ORIGINAL_VISION},
     presets=PRESETS,
     markups=(
         ImageMarkup(

@@ -49,4 +49,4 @@ def assembled(vision: str, language: str, template: str | None = None) -> Preset
     )
 
 
-PRESETS = {name: assembled(*parts) for name, parts in INTERNVL.items()}
+PRESETS = {name: assembled(*names) for name, names in INTERNVL.items()}

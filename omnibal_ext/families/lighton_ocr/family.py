@@ -5,14 +5,14 @@ from omnibal_ext.families.fields import GENERAL, text, tower
 from omnibal_ext.families.lighton_ocr.config import read_lighton_ocr
 from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.mistral3.names import merger_weights, pixtral_weights
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 
 VISION = tower(24, 1024, 16, 4096, model_type="pixtral", patch_size=14, hidden_act="silu")
 LANGUAGE = text(
     28, 1024, 16, 8, 3072, 151936, model_type="qwen3", head_dim=128, rms_norm_eps=1e-6, sliding_window=None,
     rope_parameters={"rope_type": "default", "rope_theta": 1e6},
 )  # fmt: skip
-MODEL = Part(
+MODEL = ModelType(
     {"image_token_id": 151655, "tie_word_embeddings": True, "vision_config": VISION, "text_config": LANGUAGE},
     GENERAL,
     (*pixtral_weights(), *merger_weights()),

@@ -7,7 +7,7 @@ from omnibal_ext.families.fields import DATA, GENERAL, names
 from omnibal_ext.families.llava.config import read_llava, read_onevision, read_vip_llava
 from omnibal_ext.families.llava.presets import PRESETS
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.tiles import clip_weights
 from omnibal_ext.families.weights import Weight, linear, norm
 
@@ -42,15 +42,15 @@ WEIGHTS = (
 )
 FAMILY = Family(
     models={
-        "llava": Model(Part(_FIELDS, WITHOUT_EFFECT, WEIGHTS), read_llava, packs=Packs("pad")),
+        "llava": Model(ModelType(_FIELDS, WITHOUT_EFFECT, WEIGHTS), read_llava, packs=Packs("pad")),
         "llava_next": Model(
-            Part({**_FIELDS, "image_grid_pinpoints": None}, WITHOUT_EFFECT, WEIGHTS),
+            ModelType({**_FIELDS, "image_grid_pinpoints": None}, WITHOUT_EFFECT, WEIGHTS),
             read_llava,
             takes=("image_sizes",),
             packs=Packs("anyres"),
         ),
         "llava_next_video": Model(
-            Part(
+            ModelType(
                 {**_FIELDS, "image_token_index": 32001, "image_grid_pinpoints": None},
                 WITHOUT_EFFECT
                 | names(
@@ -62,9 +62,9 @@ FAMILY = Family(
             takes=("image_sizes",),
             packs=Packs("anyres"),
         ),
-        "vipllava": Model(Part(_VIP, WITHOUT_EFFECT, WEIGHTS), read_vip_llava, packs=Packs("pad")),
+        "vipllava": Model(ModelType(_VIP, WITHOUT_EFFECT, WEIGHTS), read_vip_llava, packs=Packs("pad")),
         "llava_onevision": Model(
-            Part(_ONEVISION, WITHOUT_EFFECT | {"video_token_index"}, WEIGHTS),
+            ModelType(_ONEVISION, WITHOUT_EFFECT | {"video_token_index"}, WEIGHTS),
             read_onevision,
             takes=("image_sizes", "batch_num_images"),
             packs=Packs("anyres_max_9", boundaries=True),

@@ -49,8 +49,8 @@ def _onevision(language: str, words: int, tied: bool) -> Preset:
 
 
 PRESETS = {
-    **{name: assembled("clip-l-336", *parts) for name, parts in LLAVA.items()},
+    **{name: assembled("clip-l-336", *names) for name, names in LLAVA.items()},
     **{name: Preset(_config("llava_next_video", "clip-l-336", language)) for name, language in NEXT_VIDEO.items()},
     **{name: Preset(_config("vipllava", "clip-l-336", language)) for name, language in VIP.items()},
-    **{name: _onevision(*parts) for name, parts in ONEVISION.items()},
+    **{name: _onevision(*names) for name, names in ONEVISION.items()},
 }

@@ -39,7 +39,7 @@ def _language_section(config: Section) -> Section:
         section = config.inner("text_config", TEXT)
         section.must_be(TEXT)
         return section
-    known = {*config.parts[TEXT].defaults, *BESIDE}
+    known = {*config.inner_types[TEXT].defaults, *BESIDE}
     beside = {field: value for field, value in config.values.items() if field in known}
     config.asked.update(beside)
     return config.section_of("text_config", TEXT, beside)

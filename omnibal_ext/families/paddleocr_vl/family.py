@@ -6,7 +6,7 @@ from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text, tower
 from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.paddleocr_vl.config import TEXT, VISION, read_paddleocr
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.languages import LLAMA_WEIGHTS
 from omnibal_ext.families.towers.tiles import clip_layer_weights
 from omnibal_ext.families.weights import Weight, linear, norm
@@ -31,7 +31,7 @@ def weights() -> Iterator[Weight]:
     yield from linear("projector", "linear_fc2", "mlp_AR.linear_2")
 
 
-MODEL = Part({"image_token_id": 100295, "tie_word_embeddings": True}, GENERAL | MARKS | UNREAD, tuple(weights()))
+MODEL = ModelType({"image_token_id": 100295, "tie_word_embeddings": True}, GENERAL | MARKS | UNREAD, tuple(weights()))
 FAMILY = Family(
     models={
         "paddleocr_vl": Model(
@@ -41,13 +41,13 @@ FAMILY = Family(
             packs=Packs("native_widened"),
         )
     },
-    parts={
-        TEXT: Part(
+    model_types={
+        TEXT: ModelType(
             text(18, 1024, 16, 2, 3072, 103424, hidden_act="silu", rms_norm_eps=1e-5, head_dim=128, use_bias=False),
             LANGUAGE,
             LLAMA_WEIGHTS,
         ),
-        VISION: Part(
+        VISION: ModelType(
             tower(
                 27, 1152, 16, 4304, image_size=384, patch_size=14, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6,
                 spatial_merge_size=2,

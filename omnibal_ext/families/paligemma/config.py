@@ -26,9 +26,9 @@ MEANT = {"gelu": "gelu_tanh"}
 
 def read_paligemma(name: str, config: Section) -> Architecture:
     """Read a paligemma's config.json. Raises UserError naming an unsupported field."""
-    for part in ("vision_config", "text_config"):  # without which transformers takes sizes of its own
-        if not config.get(part):
-            raise UserError(f"{config.where}.{part} is missing")
+    for field in ("vision_config", "text_config"):  # without which transformers takes sizes of its own
+        if not config.get(field):
+            raise UserError(f"{config.where}.{field} is missing")
     tower, section = config.towers("siglip_vision_model", "gemma", "gemma2")
     tower.asked.update(PUBLISHED)
     kind = section["model_type"]

@@ -5,11 +5,11 @@ from omnibal_ext.families.fields import DATA, GENERAL, LANGUAGE, names, text
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
 from omnibal_ext.families.paligemma.config import read_paligemma
 from omnibal_ext.families.paligemma.presets import PRESETS
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.tiles import clip_weights
 from omnibal_ext.families.weights import linear, llama
 
-MODEL = Part(
+MODEL = ModelType(
     {"image_token_index": 256000, "projection_dim": 2048, "tie_word_embeddings": True},
     GENERAL | DATA | names("_vocab_size hidden_size vocab_size"),
     (*clip_weights(last_norm=True), *linear("projector", "linear", "multi_modal_projector.linear")),
@@ -22,9 +22,9 @@ _GEMMA2 = text(
 WITHOUT_EFFECT = LANGUAGE | names("num_image_tokens use_bidirectional_attention")  # where a mask is given
 FAMILY = Family(
     models={"paligemma": Model(MODEL, read_paligemma)},
-    parts={
-        "gemma": Part(_GEMMA, WITHOUT_EFFECT, tuple(llama())),
-        "gemma2": Part(
+    model_types={
+        "gemma": ModelType(_GEMMA, WITHOUT_EFFECT, tuple(llama())),
+        "gemma2": ModelType(
             _GEMMA2, WITHOUT_EFFECT | names("cache_implementation sliding_window"), tuple(llama(branch_norms=True))
         ),  # the window is read where it is used
     },

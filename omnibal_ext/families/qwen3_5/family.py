@@ -9,7 +9,7 @@ from omnibal_ext.families.qwen3_5.names import language_weights
 from omnibal_ext.families.qwen3_5.presets import PRESETS
 from omnibal_ext.families.qwen_vl.config import Generation, read_qwen
 from omnibal_ext.families.qwen_vl.family import IMAGES, MARKS, TOWER_3, WEIGHTS_3
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.languages import DENSE
 
 _TEXT = text(
@@ -21,11 +21,11 @@ _TEXT_MOE = {
     "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001,
 }  # fmt: skip
-TOWER = Part({name: value for name, value in TOWER_3.items() if name != "deepstack_visual_indexes"}, GENERAL)
+TOWER = ModelType({name: value for name, value in TOWER_3.items() if name != "deepstack_visual_indexes"}, GENERAL)
 WITHOUT_EFFECT = LANGUAGE | DENSE | names("mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype")
 """Fields without effect; the last are of layers for generation."""
 MODEL = Model(
-    Part({"image_token_id": 248056, "tie_word_embeddings": False}, GENERAL | MARKS, WEIGHTS_3),
+    ModelType({"image_token_id": 248056, "tie_word_embeddings": False}, GENERAL | MARKS, WEIGHTS_3),
     partial(read_qwen, code=Generation("qwen3.5", read_linear_language)),
     takes=IMAGES,
     # Its ViT hands boundaries on to flash-attention, beside its own.
@@ -33,10 +33,10 @@ MODEL = Model(
 )
 FAMILY = Family(
     models={"qwen3_5": MODEL, "qwen3_5_moe": MODEL},
-    parts={
-        "qwen3_5_text": Part(_TEXT, WITHOUT_EFFECT, tuple(language_weights(mixture=False))),
+    model_types={
+        "qwen3_5_text": ModelType(_TEXT, WITHOUT_EFFECT, tuple(language_weights(mixture=False))),
         "qwen3_5_vision": TOWER,
-        "qwen3_5_moe_text": Part(
+        "qwen3_5_moe_text": ModelType(
             _TEXT_MOE,
             WITHOUT_EFFECT,
             tuple(language_weights(mixture=True)),

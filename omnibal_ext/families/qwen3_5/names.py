@@ -26,7 +26,7 @@ def _attention(attention: str) -> Iterator[Weight]:
 
 
 def _linear_attention(net: str) -> Iterator[Weight]:
-    projected = tuple(f"{net}.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
+    projected = tuple(f"{net}.in_proj_{which}.weight" for which in ("qkv", "z", "b", "a"))
     yield Weight("llm", "self_attention.linear_qkv.weight", projected, "linear")
     yield Weight("llm", "self_attention.convolution", (f"{net}.conv1d.weight",), "convolution")
     yield Weight("llm", "self_attention.a_log", (f"{net}.A_log",))

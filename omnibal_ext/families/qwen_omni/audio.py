@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import GENERAL, names
-from omnibal_ext.families.section import Part, Section
+from omnibal_ext.families.section import ModelType, Section
 from omnibal_ext.families.towers.native import ACTIVATIONS
 from omnibal_ext.families.weights import Weight, linear, norm
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
@@ -17,13 +17,13 @@ WHISPER = {
     "attention_dropout": 0.0, "activation_dropout": 0.0, "scale_embedding": False,
 }  # fmt: skip
 UNREAD = GENERAL | names("conv_chunksize encoder_layerdrop init_std num_hidden_layers")
-OVER_TIME = Part({**WHISPER, "n_window": 100}, UNREAD)
-OVER_BOTH = Part({**WHISPER, "n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 480}, UNREAD)
+OVER_TIME = ModelType({**WHISPER, "n_window": 100}, UNREAD)
+OVER_BOTH = ModelType({**WHISPER, "n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 480}, UNREAD)
 
 
 def read_audio(tower: Section, width: int) -> AudioArchitecture:
     """Read an `audio_config`; `width`: of the language model. Raises UserError naming an unsupported field."""
-    over_both = "downsample_hidden_size" in tower.part.defaults
+    over_both = "downsample_hidden_size" in tower.model_type.defaults
     if (out := tower.take("output_dim", SIZE)) != width:
         raise UserError(f"{tower.where}: its output is {out} wide, the language model's hidden_size is {width}")
     tower.must(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, scale_embedding=False)

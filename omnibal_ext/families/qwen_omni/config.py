@@ -21,8 +21,8 @@ def read_thinker(name: str, config: Section, code: Generation) -> Architecture:
     """Read a thinker's config.json. Raises UserError naming an unsupported field."""
     stem = config["model_type"].removesuffix("_thinker")
     words, tower, hearing = (
-        config.section_of(part, f"{stem}_{kind}", config.take(part, mapping(anything)))
-        for part, kind in (
+        config.section_of(field, f"{stem}_{kind}", config.take(field, mapping(anything)))
+        for field, kind in (
             ("text_config", "text"), ("vision_config", "vision_encoder"), ("audio_config", "audio_encoder")
         )
     )  # fmt: skip

@@ -16,7 +16,7 @@ from omnibal_ext.families.qwen_omni.config import read_thinker, read_whole
 from omnibal_ext.families.qwen_vl.config import Generation
 from omnibal_ext.families.qwen_vl.family import QWEN, TEXT, TOWER_2_5, TOWER_3, WEIGHTS_3
 from omnibal_ext.families.qwen_vl.names import qwen2_weights
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.languages import DENSE, LLAMA_WEIGHTS, ROUTERS, WINDOWS
 from omnibal_ext.families.towers.llama import Llama, read_llama
 from omnibal_ext.families.towers.rotation import Rotation
@@ -69,7 +69,7 @@ def _renamed(weights: Iterable[Weight]) -> Iterator[Weight]:
         yield replace(weight, theirs=(name,))
 
 
-def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str, Model]:
+def _models(stem: str, prefix: str, code: Generation, fields: ModelType) -> dict[str, Model]:
     """Return whole models, and thinkers alone, which have these fields; `prefix`: of transformers' classes."""
     alone = Model(
         fields,
@@ -80,7 +80,7 @@ def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str,
     )
     whole = replace(fields, defaults={}, without_effect=GENERAL | SPOKEN)
     return {
-        stem: replace(alone, part=whole, read=partial(read_whole, code=code), inside="thinker."),
+        stem: replace(alone, model_type=whole, read=partial(read_whole, code=code), inside="thinker."),
         f"{stem}_thinker": alone,
     }
 
@@ -100,12 +100,12 @@ def _preset(kind: str, vision: dict[str, Any], words: dict[str, Any], **fields: 
 
 
 THINKER = {"tie_word_embeddings": False, "position_id_per_seconds": 25}
-THINKER_2_5 = Part(
+THINKER_2_5 = ModelType(
     {**THINKER, "seconds_per_chunk": 2, "image_token_index": 151655, "audio_token_index": 151646},
     GENERAL | HEARD,
     (*over_time(), *_apart(qwen2_weights(later=True))),
 )
-THINKER_3 = Part(
+THINKER_3 = ModelType(
     {**THINKER, "image_token_id": 151655, "audio_token_id": 151646},
     GENERAL | HEARD | {"seconds_per_chunk"},
     (*over_both(), *_renamed(WEIGHTS_3)),
@@ -132,20 +132,20 @@ FAMILY = Family(
         **_models("qwen2_5_omni", "Qwen2_5Omni", CODE_2_5, THINKER_2_5),
         **_models("qwen3_omni_moe", "Qwen3OmniMoe", CODE_3, THINKER_3),
     },
-    parts={
+    model_types={
         "qwen2_5_omni_thinker": THINKER_2_5,
-        "qwen2_5_omni_text": Part(TEXT_2_5, LANGUAGE | WINDOWS | READ, LLAMA_WEIGHTS),
+        "qwen2_5_omni_text": ModelType(TEXT_2_5, LANGUAGE | WINDOWS | READ, LLAMA_WEIGHTS),
         "qwen2_5_omni_audio_encoder": OVER_TIME,
-        "qwen2_5_omni_vision_encoder": Part(TOWER, GENERAL | SEEN),
+        "qwen2_5_omni_vision_encoder": ModelType(TOWER, GENERAL | SEEN),
         "qwen3_omni_moe_thinker": THINKER_3,
-        "qwen3_omni_moe_text": Part(
+        "qwen3_omni_moe_text": ModelType(
             TEXT_3,
             LANGUAGE | {"sliding_window"} | DENSE | READ,
             tuple(llama_of_experts(apart=False)),
             weights_apart=tuple(llama_of_experts(apart=True)),
         ),
         "qwen3_omni_moe_audio_encoder": OVER_BOTH,
-        "qwen3_omni_moe_vision_encoder": Part(TOWER_3, GENERAL | SEEN),
+        "qwen3_omni_moe_vision_encoder": ModelType(TOWER_3, GENERAL | SEEN),
     },
     presets={
         "qwen2.5-omni-3b": _preset("qwen2_5_omni", {"hidden_size": 1280}, qwen(36, 2048, 16, 2, 11008, 151936)),

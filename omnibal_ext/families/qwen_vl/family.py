@@ -10,7 +10,7 @@ from omnibal_ext.families.markup import ImageMarkup, Steps
 from omnibal_ext.families.qwen_vl.config import Generation, read_qwen
 from omnibal_ext.families.qwen_vl.names import qwen2_weights, qwen3_weights
 from omnibal_ext.families.qwen_vl.presets import PRESETS
-from omnibal_ext.families.section import Part
+from omnibal_ext.families.section import ModelType
 from omnibal_ext.families.towers.languages import DENSE, LLAMA_WEIGHTS, ROUTERS, WINDOWS
 from omnibal_ext.families.towers.llama import Llama, read_llama
 from omnibal_ext.families.towers.rotation import Rotation
@@ -63,8 +63,8 @@ IMAGES = ("image_grid_thw", "mm_token_type_ids")
 
 
 def _model(weights: tuple[Weight, ...], code: Generation) -> Model:
-    part = Part({"image_token_id": 151655, "tie_word_embeddings": False}, GENERAL | MARKS, weights)
-    return Model(part, partial(read_qwen, code=code), takes=IMAGES, packs=Packs("native"))
+    model_type = ModelType({"image_token_id": 151655, "tie_word_embeddings": False}, GENERAL | MARKS, weights)
+    return Model(model_type, partial(read_qwen, code=code), takes=IMAGES, packs=Packs("native"))
 
 
 QWEN = ImageMarkup(
@@ -86,17 +86,19 @@ FAMILY = Family(
         "qwen3_vl": _model(WEIGHTS_3, Generation("qwen3-vl", TEXT_3, featured=True)),
         "qwen3_vl_moe": _model(WEIGHTS_3, Generation("qwen3-vl", TEXT_3_MOE, featured=True)),
     },
-    parts={
-        "qwen2_vl_text": Part({**_TEXT, "max_window_layers": 80}, _LANGUAGE, LLAMA_WEIGHTS),
-        "qwen2_vl_vision": Part({**_TOWER, "embed_dim": 1280, "hidden_act": "quick_gelu", "mlp_ratio": 4}, GENERAL),
-        "qwen2_5_vl_text": Part({**_TEXT, "max_window_layers": 80}, _LANGUAGE, LLAMA_WEIGHTS),
-        "qwen2_5_vl_vision": Part(TOWER_2_5, GENERAL),
-        "qwen3_vl_text": Part(_TEXT_3, _LANGUAGE, LLAMA_WEIGHTS),
-        "qwen3_vl_vision": Part(TOWER_3, GENERAL),
-        "qwen3_vl_moe_text": Part(
+    model_types={
+        "qwen2_vl_text": ModelType({**_TEXT, "max_window_layers": 80}, _LANGUAGE, LLAMA_WEIGHTS),
+        "qwen2_vl_vision": ModelType(
+            {**_TOWER, "embed_dim": 1280, "hidden_act": "quick_gelu", "mlp_ratio": 4}, GENERAL
+        ),
+        "qwen2_5_vl_text": ModelType({**_TEXT, "max_window_layers": 80}, _LANGUAGE, LLAMA_WEIGHTS),
+        "qwen2_5_vl_vision": ModelType(TOWER_2_5, GENERAL),
+        "qwen3_vl_text": ModelType(_TEXT_3, _LANGUAGE, LLAMA_WEIGHTS),
+        "qwen3_vl_vision": ModelType(TOWER_3, GENERAL),
+        "qwen3_vl_moe_text": ModelType(
             _TEXT_3_MOE, LANGUAGE | {"sliding_window"} | DENSE | MARKS, tuple(llama_of_experts(apart=False))
         ),
-        "qwen3_vl_moe_vision": Part(TOWER_3, GENERAL),
+        "qwen3_vl_moe_vision": ModelType(TOWER_3, GENERAL),
     },
     presets=PRESETS,
     markups=(QWEN, replace(QWEN, name="qwen3-vl", steps=_STEPS)),

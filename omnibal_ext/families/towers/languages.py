@@ -4,7 +4,7 @@ from typing import Any
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import LANGUAGE, text
-from omnibal_ext.families.section import Part, Section
+from omnibal_ext.families.section import ModelType, Section
 from omnibal_ext.families.towers.llama import Llama, read_llama
 from omnibal_ext.families.towers.rotation import Rotation
 from omnibal_ext.families.weights import Weight, llama, llama_of_experts
@@ -60,21 +60,21 @@ def _internlm2() -> tuple[Weight, ...]:
     )
 
 
-LANGUAGES: dict[str, tuple[Part, Llama]] = {
-    "llama": (Part({**_LLAMA, "attention_bias": False, "mlp_bias": False}, LANGUAGE, LLAMA_WEIGHTS), Llama()),
-    "mistral": (Part(_MISTRAL, LANGUAGE, LLAMA_WEIGHTS), Llama(slides=True)),
-    "ministral3": (Part(_MINISTRAL3, LANGUAGE, LLAMA_WEIGHTS), Llama(slides=True, scales_queries=True)),
-    "qwen2": (Part({**_QWEN, "max_window_layers": 28}, LANGUAGE | WINDOWS, LLAMA_WEIGHTS), Llama(qkv_bias=True)),
+LANGUAGES: dict[str, tuple[ModelType, Llama]] = {
+    "llama": (ModelType({**_LLAMA, "attention_bias": False, "mlp_bias": False}, LANGUAGE, LLAMA_WEIGHTS), Llama()),
+    "mistral": (ModelType(_MISTRAL, LANGUAGE, LLAMA_WEIGHTS), Llama(slides=True)),
+    "ministral3": (ModelType(_MINISTRAL3, LANGUAGE, LLAMA_WEIGHTS), Llama(slides=True, scales_queries=True)),
+    "qwen2": (ModelType({**_QWEN, "max_window_layers": 28}, LANGUAGE | WINDOWS, LLAMA_WEIGHTS), Llama(qkv_bias=True)),
     "qwen3": (
-        Part({**_QWEN, "head_dim": 128, "max_window_layers": 28}, LANGUAGE | WINDOWS, LLAMA_WEIGHTS),
+        ModelType({**_QWEN, "head_dim": 128, "max_window_layers": 28}, LANGUAGE | WINDOWS, LLAMA_WEIGHTS),
         Llama(qk_norm=True),
     ),
     "qwen3_moe": (
-        Part(_QWEN3_MOE, LANGUAGE | WINDOWS | DENSE, tuple(llama_of_experts(apart=True))),
+        ModelType(_QWEN3_MOE, LANGUAGE | WINDOWS | DENSE, tuple(llama_of_experts(apart=True))),
         Llama(qk_norm=True, experts=True),
     ),
     "internlm2": (
-        Part({**_LLAMA, "vocab_size": 103168, "bias": True}, LANGUAGE, _internlm2()),
+        ModelType({**_LLAMA, "vocab_size": 103168, "bias": True}, LANGUAGE, _internlm2()),
         Llama(Rotation(beside=True), bias="bias"),
     ),
 }

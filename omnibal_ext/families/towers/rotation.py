@@ -175,5 +175,5 @@ def partial_rotation(
             "dimensions"
         )
     fields = {name: rope[name] for name in rope if name != "partial_rotary_factor"}
-    scaling, part = read_rope(section, fields, sections), None if rotated == head_dim else rotated
-    return Rope(base, scaling, sections, code.interleaved, part)
+    scaling, fraction = read_rope(section, fields, sections), None if rotated == head_dim else rotated
+    return Rope(base, scaling, sections, code.interleaved, fraction)

@@ -5,7 +5,7 @@ from typing import Any
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import GENERAL, SIDE, tower
-from omnibal_ext.families.section import Part, Section
+from omnibal_ext.families.section import ModelType, Section
 from omnibal_ext.families.weights import Weight, embedding, linear, norm, split_qkv
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.reading.checks import listing, shown
@@ -14,11 +14,11 @@ ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": 
 
 
 TOWERS = {
-    "clip_vision_model": Part(
+    "clip_vision_model": ModelType(
         tower(12, 768, 12, 3072, image_size=224, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5),
         GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
     ),
-    "siglip_vision_model": Part(
+    "siglip_vision_model": ModelType(
         tower(12, 768, 12, 3072, image_size=224, patch_size=16, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
         GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
     ),

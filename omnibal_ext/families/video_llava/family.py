@@ -10,7 +10,7 @@ from omnibal_ext.families.fields import DATA, GENERAL
 from omnibal_ext.families.llava.config import read_llava
 from omnibal_ext.families.llava.family import FAMILY as LLAVA
 from omnibal_ext.families.markup import IMAGE_MARK, FurtherMarkup, ImageMarkup
-from omnibal_ext.families.section import Part, Section
+from omnibal_ext.families.section import ModelType, Section
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 from omnibal_ext.families.towers.tiles import clip_weights
 from omnibal_ext.families.weights import Weight
@@ -18,7 +18,7 @@ from omnibal_ext.modalities.film.architecture import FilmArchitecture
 from omnibal_ext.modalities.modality import FILM, VISION
 from omnibal_ext.reading.checks import integer
 
-_LLAVA = LLAVA.models["llava"].part
+_LLAVA = LLAVA.models["llava"].model_type
 FIELDS = {**_LLAVA.defaults, "video_token_index": 32001}
 
 
@@ -47,7 +47,7 @@ def read_video_llava(name: str, config: Section) -> Architecture:
 FAMILY = Family(
     models={
         "video_llava": Model(
-            Part(
+            ModelType(
                 FIELDS,
                 GENERAL | DATA | {"vocab_size", "video_seq_length"},
                 (*_LLAVA.weights, *_of_frames(clip_weights())),

@@ -15,12 +15,14 @@ from omnibal_ext.architectures.architecture import differences
 from omnibal_ext.architectures.huggingface import read_architecture, read_fields
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
+from omnibal_ext.families.registry import FAMILIES, MODEL_TYPES, MODELS
 from omnibal_ext.modalities.language.rope import Rope, RopeScaling
 from tests.languages import altered
 
 Fields = dict[str, Any]
-DEFAULTS = {kind: part.defaults for kind, part in {**PARTS, **{kind: one.part for kind, one in MODELS.items()}}.items()}
+DEFAULTS = {
+    kind: part.defaults for kind, part in {**MODEL_TYPES, **{kind: one.part for kind, one in MODELS.items()}}.items()
+}
 OWN = {name: one.config for family in FAMILIES for name, one in family.presets.items()}
 """Of our presets, with no more than tells them from others of their family."""
 HERE = Path(__file__).parent

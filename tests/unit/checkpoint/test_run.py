@@ -111,7 +111,7 @@ def test_the_state_of_experts_elsewhere_is_refused(args: Namespace, distributed:
     check_resumable(saved(first), changed(other, no_load_optim=True), TINY, PLAN)
 
 
-BESIDE = replace(PLAN, tower=Tower(layers=6, owners=(0, 0, 0, 0, 0, 1), parts=((0,),)))
+BESIDE = replace(PLAN, tower=Tower(layers=6, owners=(0, 0, 0, 0, 0, 1), encoding_ranks=((0,),)))
 BUCKETS: dict[str, tuple[Fields, Fields, Plan]] = {
     "layers of stages": ({}, {}, OTHER_PLAN),
     "pipeline ranks": ({}, {}, Plan.from_cuts(TINY.chain, (4,), model="tiny", virtual_pipeline_model_parallel_size=2)),

@@ -143,7 +143,7 @@ def test_who_encodes_the_first_pack_alone_reads_all_of_an_iteration(mode: str, m
     group = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
     monkeypatch.setattr(encoding.parallel_state, "get_tensor_model_parallel_group", lambda: group)
     tower: Any = SimpleNamespace(
-        plan=SimpleNamespace(parts=((1,), (0,), (0,), (0,)), mode=mode, again=False, rates={}),
+        plan=SimpleNamespace(encoding_ranks=((1,), (0,), (0,), (0,)), mode=mode, again=False, rates={}),
         chain=SimpleNamespace(architecture=SimpleNamespace(encoders=())),
         trained=False, refresh=lambda: None,
     )  # fmt: skip

@@ -35,7 +35,7 @@ def test_a_plan_says_what_e_and_v_take(tensor: int, memory: float, again: bool) 
     assert isinstance(whole.packs, PackSizes)
     forward, backward = [], []
     for tiles in whole.packs.tiles.reshape(-1, 6):
-        for number, ranks in zip(tiles.tolist(), plan.tower.parts, strict=True):
+        for number, ranks in zip(tiles.tolist(), plan.tower.encoding_ranks, strict=True):
             most = longest_share(number, len(ranks) * tensor)
             executor = 0.003 if most else 0.0
             rerun = len(plan.tower.recompute) * (0.1 + 0.05 * most)

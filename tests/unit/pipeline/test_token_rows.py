@@ -7,7 +7,7 @@ import torch
 from megatron.vlm.pipeline.token_rows import EncoderRows, TokenRows
 
 ENCODERS = EncoderRows((2, 3), copies=2), EncoderRows((2, 0, 1))
-ROWS = TokenRows(ENCODERS, workers=(1, 0, 0, 1, 1), parts=2, tensor_ranks=1)
+ROWS = TokenRows(ENCODERS, workers=(1, 0, 0, 1, 1), shares=2, tensor_ranks=1)
 """Two images of two and three tokens with a feature each, sounds of two tokens and one."""
 
 

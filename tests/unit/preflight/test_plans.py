@@ -46,7 +46,7 @@ WHOLE = replace(beside((0,), (0,), (0,)), lists=("E0.0 F0.0 B0.0 V0.0", "F0.1 B0
 OTHERS = {
     "the same, predicted otherwise": replace(WHOLE, predicted={"step_seconds": 2.0}, method="joint"),
     "a word": replace(WHOLE, lists=("E0.0 F0.0 V0.0 B0.0", "F0.1 B0.1")),
-    "an owner": replace(WHOLE, tower=replace(beside((0,)).tower, owners=(0, 1, *(0,) * 4), parts=((0,),) * 3)),
+    "an owner": replace(WHOLE, tower=replace(beside((0,)).tower, owners=(0, 1, *(0,) * 4), encoding_ranks=((0,),) * 3)),
     "no tower": replace(WHOLE, tower=None),
     "another cut": replace(WHOLE, stages=Plan.from_cuts(CHAIN, (3,)).stages),
 }

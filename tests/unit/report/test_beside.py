@@ -26,7 +26,7 @@ def test_the_page_draws_every_action_and_the_towers_in_the_colours_of_the_vit(su
     """Predicted and measured."""
     page, plan = report([subject]), subject.plan
     assert plan.tower is not None
-    parts = sum(len(ranks) for ranks in plan.tower.parts)
+    parts = sum(len(ranks) for ranks in plan.tower.encoding_ranks)
     for kind, phase in (("E", "forward"), ("V", "backward")):
         drawn = re.findall(rf"aria-label=.rank \d: {kind}\d+, tower, [^;]*; ([^\"']*)", page)
         assert len(drawn) == 2 * REPLICAS * parts
@@ -46,7 +46,7 @@ def test_the_causes_are_all_of_the_iteration_with_e_and_v_among_them(subject: Su
     again = replace(beside.tower, recompute=beside.costs.vit_layers)
     rerun = predicted(replace(subject.problem, beside=replace(beside, tower=again)), subject.layout)
     more = breakdown(rerun)[RECOMPUTED] * rerun.seconds * len(rerun.lanes) - shares[RECOMPUTED] * every
-    encoded = [(r, m) for r in range(REPLICAS) for m, ranks in enumerate(beside.tower.parts) for _ in ranks]
+    encoded = [(r, m) for r in range(REPLICAS) for m, ranks in enumerate(beside.tower.encoding_ranks) for _ in ranks]
     parts = [{size: load[one] for size, load in beside.loads.items()} for one in encoded]
     backward, layers = beside.costs.backward, beside.costs.vit_layers
     assert more == pytest.approx(float(sum(backward(n, layers) - backward(n, beside.tower.recompute) for n in parts)))

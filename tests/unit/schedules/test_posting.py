@@ -83,7 +83,7 @@ def test_lists_with_a_tower_end_too_and_each_part_is_posted_once(
         if isinstance(item, Post) and (item.kind == "V" or item.giver[1].kind == "E")
     ]  # fmt: skip
     expected = []
-    for m, ranks in enumerate(beside.parts):
+    for m, ranks in enumerate(beside.encoding_ranks):
         for part in ranks:
             if part != first:
                 expected.append(Post(Action("F", m, chunk), (part, Action("E", m, part))))
@@ -171,7 +171,7 @@ def _words(items: Sequence[Action | Post], rank: int, placement: Placement, besi
         if item.kind == "E":
             words += [("send", first, ("F", item.microbatch, 0))] * (rank != first)
         elif item.kind == "B" and beside and placement.stages_of[rank][item.chunk] == 0:
-            parts = () if beside.ahead else beside.parts[item.microbatch]
+            parts = () if beside.ahead else beside.encoding_ranks[item.microbatch]
             words += [("send", part, ("V", item.microbatch, part)) for part in parts if part != rank]
         elif item.kind in "FB":
             target = other_end(item, rank, placement, {"F": 1, "B": -1}[item.kind])

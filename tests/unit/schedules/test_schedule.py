@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.image_assignment import parts_of
+from omnibal_ext.image_assignment import encoding_ranks_of
 from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, counts_of, has_weight_gradients
 from omnibal_ext.schedules.program import check_schedule, compile_schedule
 from omnibal_ext.schedules.schedule import (
@@ -155,7 +155,7 @@ def test_woven_lists_are_whole_run_and_leave_the_language_models_order(
         assert language_of(found) == schedule
         assert counts_of(found) == counts_of(schedule)
         for rank, actions in enumerate(found):
-            mine = [m for m, parts in enumerate(beside.parts) if rank in parts]
+            mine = [m for m, parts in enumerate(beside.encoding_ranks) if rank in parts]
             assert [a.microbatch for a in actions if a.kind == "E"] == mine
             assert [a.microbatch for a in actions if a.kind == "V"] == ([] if ahead else mine)
 
@@ -168,7 +168,7 @@ def test_evaluations_of_any_length_encode_a_little_ahead(
     placement, schedule = placement_of(name, ranks, chunks), build_schedule(name, ranks, microbatches, chunks)
     drawn = drawn_parts(ranks, planned, seed)
     beside = Beside(tuple(drawn[number % planned] for number in range(microbatches)))
-    assert beside.parts == tuple(parts_of(drawn, number) for number in range(microbatches))
+    assert beside.encoding_ranks == tuple(encoding_ranks_of(drawn, number) for number in range(microbatches))
     found = with_encoding(schedule, beside)
     check_schedule(found, microbatches, placement, beside)
     assert language_of(found) == schedule
@@ -215,9 +215,9 @@ def test_without_a_tower_its_words_are_no_work_and_ahead_nothing_goes_back() -> 
     with pytest.raises(UserError, match=r"rank 0 has E.* but no such work"):
         check_schedule(lists(*SOUND), 2)
     with pytest.raises(UserError, match=r"rank 0 has V.* but no such work"):
-        check_schedule(lists(*SOUND), 2, beside=Beside(BESIDE.parts, ahead=True))
+        check_schedule(lists(*SOUND), 2, beside=Beside(BESIDE.encoding_ranks, ahead=True))
     late = lists("F0.0 F1.0 B0.0 E0.0 B1.0 E1.0", "F0.0 B0.0 F1.0 B1.0 E1.1")
-    check_schedule(late, 2, beside=Beside(BESIDE.parts, ahead=True))
+    check_schedule(late, 2, beside=Beside(BESIDE.encoding_ranks, ahead=True))
 
 
 @given(names, st.integers(2, 5), st.integers(1, 9), st.integers(0, 2**31))
@@ -257,7 +257,7 @@ def has_order(schedule: Schedule, beside: Beside) -> bool:
                 kind, m = actions[at[rank]].kind, actions[at[rank]].microbatch
                 needs = {
                     "E": [], "V": [("E", m, rank), ("B", m, 0)],
-                    "F": [("F", m, rank - 1)] if rank else [("E", m, part) for part in beside.parts[m]],
+                    "F": [("F", m, rank - 1)] if rank else [("E", m, part) for part in beside.encoding_ranks[m]],
                     "B": [("F", m, rank), *([("B", m, rank + 1)] if rank < last else [])],
                 }[kind]  # fmt: skip
                 if not done.issuperset(needs):

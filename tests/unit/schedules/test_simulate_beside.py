@@ -67,7 +67,7 @@ def reference_times(
         if action.kind == "F" and stage == 0:
             if beside.ahead:
                 return []
-            return [((p, Action("E", m, p)), encoding.hops[m] * (p != first)) for p in beside.parts[m]]
+            return [((p, Action("E", m, p)), encoding.hops[m] * (p != first)) for p in beside.encoding_ranks[m]]
         other = stage - 1 if action.kind == "F" else stage + 1
         needs = [((rank, Action("F", m, action.chunk)), 0.0)] if action.kind == "B" else []
         if other < placement.stages:
@@ -144,7 +144,7 @@ def most_bytes(
                 forward, backward, weight = ((rank, Action(kind, m, place)) in done for kind in "FBW")
                 total += costs.kept[stage, m] * (forward and not backward)
                 total += costs.late[stage, m] * (split and backward and not weight)
-        for m, parts in enumerate(beside.parts):
+        for m, parts in enumerate(beside.encoding_ranks):
             entered, came_back = ((first, Action(kind, m, chunk)) in done for kind in "FB")
             encoded = sum((part, Action("E", m, part)) in done for part in parts)
             if rank == first:

@@ -76,19 +76,19 @@ class FilmReader(InputReader):
 
     def units(self, samples: Sequence[Sample]) -> Units:
         """Return a unit for each video."""
-        return tuple((part.item.units,) for part in self.parts(samples))
+        return tuple((one.item.units,) for one in self.inputs(samples))
 
     def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Images, list[Any]]:
         """Return the videos that a rank encodes."""
-        parts = [part for part, mine in zip(self.parts(samples), encodes, strict=True) if mine]
-        return Images(units, tuple(encodes)), parts
+        inputs = [one for one, mine in zip(self.inputs(samples), encodes, strict=True) if mine]
+        return Images(units, tuple(encodes)), inputs
 
-    def read(self, media: Media, parts: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
+    def read(self, media: Media, inputs: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
         """Return the media with uint8 pixels, and the statistics to normalise them."""
         assert isinstance(media, Images)
         shape = (self.side, self.side, 3)
         tiles, broken = read_each(
-            parts if decodes else (),
+            inputs if decodes else (),
             lambda one: self.decode(*one),
             lambda one: np.zeros((one.item.units, *shape), np.uint8),
         )

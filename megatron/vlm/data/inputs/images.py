@@ -97,13 +97,13 @@ class ImageReader(InputReader):
         each = self.data.manifest["tokens_per_tile"]
         return order_tensors((image.tiles * each, order) for image, order in pairs)
 
-    def parts(self, samples: Sequence[Sample]) -> list[Shown]:
+    def inputs(self, samples: Sequence[Sample]) -> list[Shown]:
         """Return all images of samples."""
         return [Shown(sample, image) for sample in samples if sample.tiles for image in sample.images]
 
-    def read(self, media: Media, parts: Sequence[Shown], decodes: bool = True) -> tuple[Media, Broken]:
+    def read(self, media: Media, inputs: Sequence[Shown], decodes: bool = True) -> tuple[Media, Broken]:
         """Return the media with uint8 pixels, and the statistics to normalise them."""
-        pixels, broken = self._tiles(parts, decodes)
+        pixels, broken = self._tiles(inputs, decodes)
         assert isinstance(media, Images)
         return replace(media, values=pixels, statistics=self.data.normalization), broken
 
@@ -125,12 +125,12 @@ class ImageReader(InputReader):
 
     def units(self, samples: Sequence[Sample]) -> Units:
         """Return a unit for each tile, or at native resolution the patches of an image or of a video's step."""
-        return tuple((size,) for one in self.parts(samples) for size in self._units(one.image))
+        return tuple((size,) for one in self.inputs(samples) for size in self._units(one.image))
 
     def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Images, list[Shown]]:
         """Return the tiles that a rank encodes."""
         here, shown, grids = iter(encodes), list[Shown](), list[tuple[int, int, int]]()
-        for one in self.parts(samples):
+        for one in self.inputs(samples):
             sizes = self._units(one.image)
             mine = [next(here) for _ in sizes]
             if any(mine):

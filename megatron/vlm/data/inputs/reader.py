@@ -21,7 +21,7 @@ Broken = Mapping[int, str]
 """Sample -> error, for samples with an image or sound that cannot be decoded: placeholders are in their place."""
 
 
-class Part(NamedTuple):
+class Input(NamedTuple):
     """A sound, or another input, of a pack."""
 
     sample: Sample
@@ -29,12 +29,12 @@ class Part(NamedTuple):
 
 
 def read_each(
-    parts: Sequence[Any], read: Callable[[Any], Read], placeholder: Callable[[Any], Read]
+    inputs: Sequence[Any], read: Callable[[Any], Read], placeholder: Callable[[Any], Read]
 ) -> tuple[list[Read], Broken]:
-    """Read parts, each with its `sample`; in place of one that cannot be read put its `placeholder`, whose shape the
+    """Read inputs, each with its `sample`; in place of one that cannot be read put its `placeholder`, whose shape the
     other ranks expect."""
     found, broken = list[Read](), dict[int, str]()
-    for one in parts:
+    for one in inputs:
         try:
             found.append(read(one))
         except UserError as error:
@@ -81,13 +81,13 @@ class InputReader(ABC):
         `begins`: index of each sample's first token in the sequence. `reads_tokens`: whether the stage reads tokens.
         """
 
-    def parts(self, samples: Sequence[Sample]) -> list[Any]:
+    def inputs(self, samples: Sequence[Sample]) -> list[Any]:
         """List the images or sounds of these samples, to be decoded."""
-        return [Part(sample, item) for sample in samples for item in sample.items(self.modality)]
+        return [Input(sample, item) for sample in samples for item in sample.items(self.modality)]
 
     @abstractmethod
-    def read(self, media: Media, parts: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
-        """Decode these parts: return the media with their values, on the host. Unless `decodes`, values are a meta
+    def read(self, media: Media, inputs: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
+        """Decode these inputs: return the media with their values, on the host. Unless `decodes`, values are a meta
         tensor of the same shape."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class InputReader(ABC):
 
     @abstractmethod
     def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Any]]:
-        """Return the media of a rank that encodes some of these units, without values, and the parts to decode."""
+        """Return the media of a rank that encodes some of these units, without values, and the inputs to decode."""
 
 
 class RowReader(InputReader):
@@ -122,12 +122,12 @@ class RowReader(InputReader):
         """Return media that know the number of rows of each input."""
         return Media(self.units(samples))
 
-    def read(self, media: Media, parts: Sequence[Part], decodes: bool = True) -> tuple[Media, Broken]:
-        """Decode the parts: values are fp32 [rows, width]."""
+    def read(self, media: Media, inputs: Sequence[Input], decodes: bool = True) -> tuple[Media, Broken]:
+        """Decode the inputs: values are fp32 [rows, width]."""
         if not decodes or not media.amount:
             return replace(media, values=torch.empty(media.amount, self.width, device="meta")), {}
         read, broken = read_each(
-            parts, lambda one: self.decode(*one), lambda one: torch.zeros(one.item.units, self.width)
+            inputs, lambda one: self.decode(*one), lambda one: torch.zeros(one.item.units, self.width)
         )
         return replace(media, values=torch.cat(read)), broken
 
@@ -136,20 +136,20 @@ class RowReader(InputReader):
         found = tuple(tuple(item.units for item in sample.items(self.modality)) for sample in samples)
         return found if any(found) else ()
 
-    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Part]]:
+    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Input]]:
         """Return media of all units, of which this rank encodes some, and these inputs, to be decoded."""
-        return Media(units, tuple(encodes)), self.parts([*compress(samples, encodes)])
+        return Media(units, tuple(encodes)), self.inputs([*compress(samples, encodes)])
 
 
 def decoded(
     readers: Mapping[Size, InputReader],
     media: Mapping[Size, Media],
-    parts: Mapping[Size, Sequence[Any]],
+    inputs: Mapping[Size, Sequence[Any]],
     decodes: bool = True,
 ) -> dict[str, Any]:
-    """Decode the parts of each size: return `media` with their values, and `broken`, as fields of a `Microbatch`."""
+    """Decode the inputs of each size: return `media` with their values, and `broken`, as fields of a `Microbatch`."""
     found, broken = dict(media), dict[int, str]()
-    for size, some in parts.items():
+    for size, some in inputs.items():
         found[size], faults = readers[size].read(found[size], some, decodes)
         broken = {**faults, **broken}
     return {"media": found, "broken": tuple(broken.items())}

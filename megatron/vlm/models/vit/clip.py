@@ -24,27 +24,27 @@ from omnibal_ext.modalities.vision.weights import CLIP_SUFFIX, CLIPPED
 
 
 class Clip(torch.nn.Module):
-    """The ranges of one linear layer: ranges [parts, 4] of input minimum, maximum, output minimum, maximum.
+    """The ranges of one linear layer: ranges [fused, 4] of input minimum, maximum, output minimum, maximum.
 
-    They are untrained weights, which copies of a tower have too. Rows alternate: `share` of each part at a time.
-    """
+    They are untrained weights, which copies of a tower have too. Rows alternate: `share` of each fused matrix at a
+    time."""
 
-    def __init__(self, parts: int, share: int, dtype: torch.dtype) -> None:
+    def __init__(self, fused: int, share: int, dtype: torch.dtype) -> None:
         super().__init__()
         everything = torch.tensor([-torch.inf, torch.inf] * 2, dtype=dtype)
-        self.ranges = torch.nn.Parameter(everything.repeat(parts, 1), requires_grad=False)
+        self.ranges = torch.nn.Parameter(everything.repeat(fused, 1), requires_grad=False)
         self.share = share
         self.are_apart: bool | None = None
-        """Whether input ranges of the parts differ; None: not known yet."""
+        """Whether input ranges of the fused matrices differ; None: not known yet."""
 
     def entering(self, rows: Tensor) -> Tensor:
-        """Clamp an input [rows, 1, width] -> [rows, 1, width]; if the parts' ranges differ, [rows, parts, width]."""
+        """Clamp an input [rows, 1, width] -> [rows, 1, width]; if their ranges differ, [rows, fused, width]."""
         if self.are_apart is None:  # the host waits once
             self.are_apart = bool((self.ranges[:, :2] != self.ranges[0, :2]).any())
         return _clamp_in(rows, self.ranges if self.are_apart else self.ranges[:1])
 
     def leaving(self, out: Tensor) -> Tensor:
-        """Clamp the output for an input from `entering`: [rows, 1 or parts, local rows] -> [rows, 1, local rows]."""
+        """Clamp the output for an input from `entering`: [rows, 1 or fused, local rows] -> [rows, 1, local rows]."""
         return _clamp_out(out, self.ranges, self.share)
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
@@ -56,9 +56,9 @@ def clip(layer: Any, width: int, head: int) -> None:
     """Make a vision layer's linear layers clamp; `width`, `head`: of the model and of a head. Its norms are unfused."""
     attention, mlp = layer.self_attention, layer.mlp
     linears = (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2)
-    for (name, parts), linear in zip(CLIPPED.items(), linears, strict=True):
-        rows = head if name == "linear_qkv" else len(linear.weight) // parts
-        layer.add_module(f"{name}{CLIP_SUFFIX}", Clip(parts, rows, linear.weight.dtype))
+    for (name, fused), linear in zip(CLIPPED.items(), linears, strict=True):
+        rows = head if name == "linear_qkv" else len(linear.weight) // fused
+        layer.add_module(f"{name}{CLIP_SUFFIX}", Clip(fused, rows, linear.weight.dtype))
     qkv, proj, fc1, fc2 = (layer.get_submodule(f"{name}{CLIP_SUFFIX}") for name in CLIPPED)
     here = attention.linear_proj.weight.shape[1]
     true = min(max(width - parallel_state.get_tensor_model_parallel_rank() * here, 0), here)
@@ -107,7 +107,7 @@ def _clamp_in(rows: Tensor, ranges: Tensor) -> Tensor:
 
 @jit_fuser
 def _clamp_out(out: Tensor, ranges: Tensor, share: int) -> Tensor:
-    parts = out.unflatten(-1, (-1, len(ranges), share))
-    if out.shape[1] > 1:  # each part of what it was given
-        parts = parts.diagonal(dim1=1, dim2=3).movedim(-1, 2).unsqueeze(1)
-    return torch.clamp(parts, ranges[:, 2:3], ranges[:, 3:]).flatten(2)
+    outputs = out.unflatten(-1, (-1, len(ranges), share))
+    if out.shape[1] > 1:  # each matrix of what it was given
+        outputs = outputs.diagonal(dim1=1, dim2=3).movedim(-1, 2).unsqueeze(1)
+    return torch.clamp(outputs, ranges[:, 2:3], ranges[:, 3:]).flatten(2)

@@ -8,7 +8,7 @@ from omnibal_ext.families.fields import GENERAL
 from omnibal_ext.families.llava.config import read_llava
 from omnibal_ext.families.llava.family import FAMILY as LLAVA
 from omnibal_ext.families.markup import IMAGE_MARK, FurtherMarkup, ImageMarkup
-from omnibal_ext.families.section import Part, Section
+from omnibal_ext.families.section import ModelType, Section
 from omnibal_ext.families.weights import Weight, linear, norm
 from omnibal_ext.modalities.modality import TABLE
 from omnibal_ext.modalities.table.architecture import TableArchitecture
@@ -20,8 +20,8 @@ WEIGHTS = (
     *norm("table", "input_layernorm", f"{LAYER}.norm1", "further"),
     *norm("table", "pre_mlp_layernorm", f"{LAYER}.norm2", "further"),
     *(
-        Weight("table", f"self_attention.linear_qkv.{part}", (f"{LAYER}.qkv.{part}",), "table_packed_qkv")
-        for part in ("weight", "bias")
+        Weight("table", f"self_attention.linear_qkv.{which}", (f"{LAYER}.qkv.{which}",), "table_packed_qkv")
+        for which in ("weight", "bias")
     ),
     *linear("table", "self_attention.linear_proj", f"{LAYER}.proj"),
     *linear("table", "mlp.linear_fc1", f"{LAYER}.fc1"),
@@ -30,7 +30,7 @@ WEIGHTS = (
     *linear("table_projector", "linear", "table_tower.tokens"),
 )
 _LLAVA = LLAVA.models["llava"]
-PART = replace(_LLAVA.part, weights=(*_LLAVA.part.weights, *WEIGHTS))
+PART = replace(_LLAVA.model_type, weights=(*_LLAVA.model_type.weights, *WEIGHTS))
 _SIZES = dict.fromkeys(("layers", "hidden_size", "heads", "ffn_hidden_size", "numbers", "tokens_a_row"), 1)
 
 
@@ -48,10 +48,10 @@ def read_tabular(name: str, config: Section) -> Architecture:
 FAMILY = Family(
     models={
         "tabular_llava": Model(
-            replace(_LLAVA.part, weights=(*_LLAVA.part.weights, *WEIGHTS)), read_tabular, transformers=""
+            replace(_LLAVA.model_type, weights=(*_LLAVA.model_type.weights, *WEIGHTS)), read_tabular, transformers=""
         )
     },
-    parts={"tabular_encoder": Part(_SIZES, GENERAL)},
+    model_types={"tabular_encoder": ModelType(_SIZES, GENERAL)},
     markups=(
         ImageMarkup(
             "tabular",
