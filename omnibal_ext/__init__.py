@@ -7,7 +7,7 @@ from pathlib import Path
 from omnibal_ext.files.caches import own_numba_cache
 
 STAMP = "compiled.stamp"
-"""Beside the compiled functions: a hash of the sources that they were compiled from."""
+"""Next to the compiled functions: a hash of the sources that they were compiled from."""
 
 
 def forget_stale(package: Path, cache: Path | None = None) -> None:

@@ -26,7 +26,7 @@ REMEDY = "take the line out, or start the run in another folder"
 INPUTS = "inputs.json"
 """In the run's folder: paths of its plan, profile and packs."""
 VERSIONS = "versions"
-"""In inputs.json, beside paths."""
+"""In inputs.json, besides paths."""
 TIMELINE = "timeline.jsonl"
 """In the run's folder: a line for each iteration that was recorded on every rank."""
 

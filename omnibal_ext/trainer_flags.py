@@ -52,7 +52,7 @@ def _add_records(group: Group) -> None:
     add("--metrics-file", help="append one JSON line an interval: balance, padding, rates")
     add(
         "--timelines", type=int, default=0, metavar="N",
-        help="record what every rank does in N iterations, to timeline.jsonl beside --metrics-file",
+        help="record what every rank does in N iterations, to timeline.jsonl next to --metrics-file",
     )  # fmt: skip
 
 

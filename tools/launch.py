@@ -378,7 +378,7 @@ def _parser() -> ToolParser:
     add("--eval-packs", help="packed index over it")
     add("--run-dir", help="of one run: profile, plan, metrics, TensorBoard")
     add("--epochs", type=float, help="instead of --train-iters")
-    add("--save-hf", action="store_true", help="Hugging Face's weights beside every save")
+    add("--save-hf", action="store_true", help="Hugging Face's weights next to every save")
     add("--no-save", action="store_true", help="keep no checkpoint (default: in RUN/checkpoints)")
     add_conversation_flags(parser)
     add = parser.add_argument_group("machine").add_argument

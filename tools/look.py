@@ -1,4 +1,4 @@
-"""What does a run lose to padding and waiting? Batches as other trainers make them, beside balanced packs.
+"""What does a run lose to padding and waiting? Batches as other trainers make them, next to balanced packs.
 
     omnibal look sizes.npz --tokens 16384 --ranks 8,64
     omnibal look chat.jsonl --model HF_FOLDER --image-root images --tokens 16384 --workers 8

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--run", action="append", default=[], help="run folder of omnibal launch; again for more")
     add("--plan", action="append", default=[], help="plan.json alone, or of the one --run; again for more")
-    add("--profile", help="its profile.json (default: the one beside the plan)")
+    add("--profile", help="its profile.json (default: the one next to the plan)")
     add("--packs", help="packed index to predict on (default: the run's, or full budgets)")
     add("--output", metavar="FILE", help="write the page")
     add("--trace", metavar="FILE", help="write the timelines in Chrome's trace format, for Perfetto")

@@ -1,4 +1,4 @@
-"""Our few flags beside Megatron's own, and the reading of all."""
+"""Our few flags next to Megatron's own, and the reading of all."""
 
 import argparse
 import io
@@ -69,7 +69,7 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     add("--from", dest="first_weights", metavar="FOLDER", help="first weights: a converted or another run's checkpoint")
     add("--from-scratch", action="store_true", help="start from random weights")
     add("--fresh", action="store_true", help="refuse to go on with a run: --save must hold none")
-    add("--save-hf", action="store_true", help="write Hugging Face's weights beside every save")
+    add("--save-hf", action="store_true", help="write Hugging Face's weights next to every save")
     for add_ours in TRAINER_FLAGS.values():
         add_ours(group)
     return parser
@@ -162,7 +162,7 @@ def _parsed(parser: Parser, given: Namespace, refused: Sequence[str]) -> tuple[N
 
 
 def _flight_recorder(given: Namespace) -> dict[str, str]:
-    """Have NCCL write down, beside the metrics, what each rank had under way when a message took too long.
+    """Have NCCL write down, next to the metrics, what each rank had under way when a message took too long.
 
     Megatron passes it on to torch, and leaves what the user's environment says.
     """

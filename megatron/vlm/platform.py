@@ -28,9 +28,9 @@ from omnibal_ext.flags import flag_value
 def _choose_queues(words: Sequence[str]) -> None:
     """Give the device one queue where the command line asks for tensor parallelism, unless the user has said how many.
 
-    An exchange that is asked for before a kernel then starts before it, and so runs beside it; up to Hopper Megatron
-    insists on that. Elsewhere it only harms: a kernel that waits in its stream keeps back all that come after it.
-    """
+    An exchange that is asked for before a kernel then starts before it, and so runs at the same time; up to Hopper
+    Megatron insists on that. Elsewhere it only harms: a kernel that waits in its stream keeps back all that come after
+    it."""
     if flag_value("--tensor-model-parallel-size", words) not in (None, "1"):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
@@ -144,7 +144,7 @@ def device_memory() -> int:
 def overhead_bytes() -> float:
     """Bytes of a device that no tensor of a layer has: driver context, communication buffers, fragmentation.
 
-    What is taken now beside the allocator, which holds what layers had while they were measured; and no less than a
+    What is taken now outside the allocator, which holds what layers had while they were measured; and no less than a
     whole job's, which has more communicators. 0 where there is no GPU.
     """
     if not HAS_CUDA:

@@ -37,7 +37,7 @@ NEEDS = (
     *(Need(f"lr_{part} weight_decay_{part}", f"a {part} that is trained", _trains(part)) for part in PARTS_WITH_RATES),
     Need(
         " ".join(RATES),
-        "a part beside it that is trained at --lr; give that one rate as --lr",
+        "another part that is trained at --lr; give that one rate as --lr",
         lambda args: bool(trained_parts(args) - _rated(args)),
     ),
     Need(

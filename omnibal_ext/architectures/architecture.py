@@ -65,7 +65,7 @@ class Architecture:
     """Features of an image's tiles are joined, without padding, and a learned token ends every row (LLaVA-1.6,
     LLaVA-OneVision)."""
     further: tuple[EncoderArchitecture, ...] = ()
-    """The sizes of its encoders beside the ViT; one of each modality."""
+    """The sizes of its encoders besides the ViT; one of each modality."""
     tied: bool = False
     """Word embedding and head share one weight."""
     prompt: PromptFormat = PromptFormat()

@@ -20,7 +20,7 @@ def read_architecture(path: Path) -> Architecture:
     folder = path.resolve().parent
     if (folder / ADAPTER).exists():
         raise UserError(
-            f"{folder}: an adapter ({ADAPTER}) lies beside the model, and would not be applied as peft does; move it "
+            f"{folder}: an adapter ({ADAPTER}) lies next to the model, and would not be applied as peft does; move it "
             f"to a folder of its own: {WITH_ADAPTERS}"
         )
     return read_fields(model_name(folder), read_config(path), str(path), path.parent)

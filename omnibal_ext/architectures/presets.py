@@ -77,8 +77,8 @@ def hub_name(name: str) -> tuple[str, str | None] | None:
 
 def _unknown(name: str) -> str:
     """Return the message for an unknown name: how to download it, or the nearest presets."""
-    beside = sorted(path.name for path in Path(name).parent.glob("*/")) if "/" in name else []
-    if near := difflib.get_close_matches(Path(name).name, beside, 1, 0.7):
+    siblings = sorted(path.name for path in Path(name).parent.glob("*/")) if "/" in name else []
+    if near := difflib.get_close_matches(Path(name).name, siblings, 1, 0.7):
         return f"{name}: no such folder; there is {Path(name).with_name(near[0])}"
     if found := hub_name(name):
         model, revision = found

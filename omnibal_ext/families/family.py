@@ -37,7 +37,7 @@ class Model:
     read: Callable[[str, Section], Architecture]
     """(name, config.json) -> the model. Raises UserError naming an unsupported field."""
     takes: tuple[str, ...] = ()
-    """Arguments of transformers' model for a sample with images, beside words and pixels; with `pixel_values` if it
+    """Arguments of transformers' model for a sample with images, besides words and pixels; with `pixel_values` if it
     takes patches in the order of rows, not of squares."""
     packs: Packs | None = None
     """Join of packs; None: packs are not joined for it."""

@@ -1,5 +1,5 @@
 """All families. A new one is a folder next to this file and a line in `FAMILIES`; rules of images that only it has are
-found by `media.py` beside this file, its torch modules by `megatron/vlm/families/modules.py`."""
+found by `media.py` next to this file, its torch modules by `megatron/vlm/families/modules.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -69,13 +69,13 @@ def _is_special(target: Path) -> bool:
         mode = target.stat().st_mode
     except OSError:  # nothing is there yet
         return False
-    beside = Path(os.path.realpath(target.parent))
-    of_devices = str(beside) == DEVICES[0] or beside.is_relative_to(DEVICES[1])
+    parent = Path(os.path.realpath(target.parent))
+    of_devices = str(parent) == DEVICES[0] or parent.is_relative_to(DEVICES[1])
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or of_devices
 
 
 def _new_file(target: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside `target`, locked."""
+    """A new file next to `target`, locked."""
     while True:
         partial = hidden_name(target)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,7 +87,7 @@ def _new_file(target: Path) -> tuple[Path, BinaryIO]:
 
 
 def hidden_name(target: Path) -> Path:
-    """A name beside `target` for what becomes it."""
+    """A name next to `target` for what becomes it."""
     return target.with_name(f".{target.name}.{secrets.token_hex(TOKEN_BYTES)}")
 
 

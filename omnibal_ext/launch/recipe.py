@@ -26,7 +26,7 @@ BY_HAND = frozenset((
 """Flags that only who starts a run may give, as a recipe may be a stranger's: what lets code run (as torch's rendezvous
 does for its host), or is fetched; what names a place to write; what sends to others or listens. No run notes them."""
 SHIPPED = tuple(Path(__file__).parents[2] / folder for folder in ("examples/recipes", "omnibal_tools/recipes"))
-"""Where the project's recipes are: in a checkout, and beside what is installed."""
+"""Where the project's recipes are: in a checkout, and next to what is installed."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 

@@ -65,7 +65,7 @@ class Costs(NamedTuple):
     room: Floats
     """[ranks] Bytes for layers and activations."""
     rank_step: Floats
-    """[ranks] Seconds once an iteration beside those of layers."""
+    """[ranks] Seconds once an iteration besides those of layers."""
     ranks_of: Ints
     """[stages]"""
     stages_of: Ints

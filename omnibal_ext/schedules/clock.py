@@ -130,7 +130,7 @@ class Moves(NamedTuple):
     order: Ints
     """[actions] Rows by start time."""
     on_top: Floats
-    """[actions] Bytes while an action runs, above what its rank held before; -inf: none beside what it takes."""
+    """[actions] Bytes while an action runs, above what its rank held before; -inf: none besides what it takes."""
     first: Ints
     """[actions + 1] Row r's moves are first[r] to first[r + 1] - 1."""
     rank: Ints

@@ -76,7 +76,7 @@ class Simulation:
     busy_seconds: Floats
     """[ranks] Work of each rank, without reduction and optimizer step."""
     peak_bytes: Floats
-    """[ranks] Weights, and the most that is held at once beside them."""
+    """[ranks] Weights, and the most that is held at once besides them."""
     bytes_after: Floats
     """[actions] Bytes on the action's rank when it has ended."""
 

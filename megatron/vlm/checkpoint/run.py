@@ -95,7 +95,7 @@ def check_resumable(
 
 
 def _check_same(run: Mapping[str, Any], now: Mapping[str, Any], args: Namespace, architecture: Architecture) -> None:
-    """Raise UserError for another model, dataset or packs. Older saves have no name of the model beside --model, and
+    """Raise UserError for another model, dataset or packs. Older saves have no name of the model besides --model, and
     the SHA-256 of manifests, places included."""
     name = str(run.get("model") or model_name(Path(run.get("preset") or "")))
     alike = {f"--model {args.preset}": architecture.was_noted(name, str(run.get("model_hash")))}

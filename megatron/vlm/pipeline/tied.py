@@ -39,7 +39,7 @@ def tie(chain: Chain, layers: Any) -> None:
         return
     if EMBEDDING in layers and HEAD in layers:
         weight = layers[HEAD].linear.weight = layers[EMBEDDING].embedding.weight
-        weight.zero_out_wgrad = True  # where the head adds its gradient itself, the embedding's is added beside it
+        weight.zero_out_wgrad = True  # where the head adds its gradient itself, the embedding's is added to that
         layers.register_load_state_dict_pre_hook(_fill_in_head)
     elif EMBEDDING in layers:
         _mark(layers[EMBEDDING].embedding.weight, counts=True)

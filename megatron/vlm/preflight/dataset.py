@@ -39,7 +39,7 @@ def check_dataset(
             f"preprocess again with {flags}"
         )
     file = model_tokenizer(model_folder) if model_folder else None
-    compared = f"with {file}" if file else "by its ids only, none lies beside the weights"
+    compared = f"with {file}" if file else "by its ids only, none lies next to the weights"
     return f"{manifest['samples']} samples fit; tokenizer compared {compared}"
 
 

@@ -20,7 +20,7 @@ from megatron.vlm.preprocessing.tokenizer_files import (
     TEMPLATE_FILES,
     TOKENIZER,
     is_special,
-    read_beside,
+    read_neighbour,
     template_source,
     token_text,
 )
@@ -122,7 +122,7 @@ def file_template(file: Path, folder: Path) -> ChatTemplate:
     source = template_source(file)
     if not source:
         raise UserError(f"{file}: has no chat template; --chat-template names one of ours or a .jinja or .json file")
-    config, tokenizer = read_beside(folder, CONFIG), read_beside(folder, TOKENIZER)
+    config, tokenizer = read_neighbour(folder, CONFIG), read_neighbour(folder, TOKENIZER)
     known = {name: token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     added = [*config.get("added_tokens_decoder", {}).values(), *tokenizer.get("added_tokens", ())]
     special = {token_text(token) for token in added if is_special(token)} | {*known.values()} - {""}

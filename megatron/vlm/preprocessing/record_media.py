@@ -59,7 +59,7 @@ class VideoReference:
 
 @dataclass(frozen=True, slots=True)
 class Senses:
-    """What a model takes beside text."""
+    """What a model takes besides text."""
 
     kinds: tuple[Kind, ...]
 

@@ -17,7 +17,7 @@ import sentencepiece
 import tokenizers
 from numpy.typing import NDArray
 
-from megatron.vlm.preprocessing.tokenizer_files import ADDED, CONFIG, TOKEN_ID, read_beside, token_text
+from megatron.vlm.preprocessing.tokenizer_files import ADDED, CONFIG, TOKEN_ID, read_neighbour, token_text
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.reading.costs import SECONDS, is_panic, tried
 from omnibal_ext.reading.files import read_bytes
@@ -141,7 +141,7 @@ class HuggingFaceTokenizer:
         self.vocabulary_size: int = self._model.get_vocab_size(with_added_tokens=False)
         self._ids: dict[str, int] = self._model.get_vocab(with_added_tokens=True)
         self.vocab_size = TOKEN_ID(f"{path}: the largest id", max(self._ids.values())) + 1
-        padding = token_text(read_beside(path.parent, CONFIG).get("pad_token"))
+        padding = token_text(read_neighbour(path.parent, CONFIG).get("pad_token"))
         self.pad_token_id = self._ids.get(padding, 0)
 
     def encode(self, text: str) -> TokenizedText:
@@ -216,17 +216,17 @@ def model_tokenizer(folder: Path) -> Path | None:
 def declared_tokens(folder: Path) -> dict[str, int]:
     """Token -> id of what Hugging Face's files in `folder` add to a sentencepiece model."""
     declared = {token_text(token): int(number) for number, token in _decoder(folder).items()}
-    return declared | read_beside(folder, ADDED)
+    return declared | read_neighbour(folder, ADDED)
 
 
 def _decoder(folder: Path) -> dict[str, Any]:
     """Id, as text -> token and its flags."""
-    found: dict[str, Any] = read_beside(folder, CONFIG).get("added_tokens_decoder", {})
+    found: dict[str, Any] = read_neighbour(folder, CONFIG).get("added_tokens_decoder", {})
     return found
 
 
 def _ends(folder: Path) -> frozenset[str]:
     """bos, eos and pad tokens of a folder."""
-    config = read_beside(folder, CONFIG)
+    config = read_neighbour(folder, CONFIG)
     tokens = (token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
     return frozenset(token for token in tokens if token.strip())

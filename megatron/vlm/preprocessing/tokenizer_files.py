@@ -1,5 +1,5 @@
 """What is read of the files around a tokenizer, and the check of each: tokenizer_config.json, added_tokens.json,
-tokenizer.json (beside what the library reads), chat templates."""
+tokenizer.json (besides what the library reads), chat templates."""
 
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ CHECKS: dict[str, Check[Any]] = {
 """File -> the check of its content."""
 
 
-def read_beside(folder: Path, name: str) -> dict[str, Any]:
+def read_neighbour(folder: Path, name: str) -> dict[str, Any]:
     """The content of one of `CHECKS`; {} where the folder has none. Raises UserError naming file and field."""
     return read_json(folder / name, CHECKS[name], AGAIN) if (folder / name).exists() else {}
 

@@ -20,7 +20,7 @@ def read_llava(name: str, config: Section) -> Architecture:
     tower, language = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
     newline = config["model_type"] != "llava"
     if config["model_type"] == "llava_next_video":
-        language.asked.update(("factor", "type"))  # published beside the rotation's fields, where nothing reads them
+        language.asked.update(("factor", "type"))  # published next to the rotation's fields, where nothing reads them
     if tower["model_type"] == "siglip_vision_model" and not newline:
         config.must(vision_feature_select_strategy="full")  # which takes every patch: there is no class token
         return _of_llava(name, config, _siglip(tower, config), language, None, "fixed")

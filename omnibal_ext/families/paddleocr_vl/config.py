@@ -14,7 +14,7 @@ from omnibal_ext.reading.checks import anything, mapping
 VISION, TEXT = "paddleocr_vl_vision", "paddleocr_vl_text"
 OLDER = "paddleocr_vl"
 """Name of the ViT's section in published files."""
-BESIDE = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
+OUTSIDE = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
 """Fields of the language model that have no default here."""
 read_language = partial(read_llama, code=Llama(Rotation(5e5, sections=(16, 24, 24)), bias="use_bias"))
 
@@ -39,10 +39,10 @@ def _language_section(config: Section) -> Section:
         section = config.inner("text_config", TEXT)
         section.must_be(TEXT)
         return section
-    known = {*config.inner_types[TEXT].defaults, *BESIDE}
-    beside = {field: value for field, value in config.values.items() if field in known}
-    config.asked.update(beside)
-    return config.section_of("text_config", TEXT, beside)
+    known = {*config.inner_types[TEXT].defaults, *OUTSIDE}
+    outside = {field: value for field, value in config.values.items() if field in known}
+    config.asked.update(outside)
+    return config.section_of("text_config", TEXT, outside)
 
 
 def _vision(config: Section) -> VisionArchitecture:

@@ -28,7 +28,7 @@ MODEL = Model(
     ModelType({"image_token_id": 248056, "tie_word_embeddings": False}, GENERAL | MARKS, WEIGHTS_3),
     partial(read_qwen, code=Generation("qwen3.5", read_linear_language)),
     takes=IMAGES,
-    # Its ViT hands boundaries on to flash-attention, beside its own.
+    # Its ViT hands boundaries on to flash-attention in addition to its own.
     packs=Packs("native", boundaries=True, linear_attention=True, flash=("text_config",)),
 )
 FAMILY = Family(

@@ -88,24 +88,24 @@ def _language(config: Section, kind: str, read: Callable[[Section], LanguageArch
     """Read the language model, from its section or, in older files, from the top level.
 
     Folders saved by transformers 4.52 to 4.55 have both. The section is what counts: raises UserError where the fields
-    beside it say something else.
+    outside it say something else.
     """
-    beside = {name: value for name, value in config.values.items() if name not in OUTER}
-    config.asked.update(beside)
+    outside = {name: value for name, value in config.values.items() if name not in OUTER}
+    config.asked.update(outside)
     inner = config.take_if("text_config", mapping(anything))
     if not inner:
-        return read(config.section_of("text_config", kind, beside))
+        return read(config.section_of("text_config", kind, outside))
     part_type(f"{config.where}.text_config", inner, kind)
     model = read(config.section_of("text_config", kind, inner))
-    repeated = {name: value for name, value in beside.items() if value is not None}
+    repeated = {name: value for name, value in outside.items() if value is not None}
     faults: list[str] = []
     other = read(config.read_as(kind, {**inner, **repeated}, faults))
     config.faults.extend(faults if not config.faults else ())
     inside, outside = noted(model), noted(other)
     for name, value in inside.items():
-        if value != (besides := outside.get(name)):
+        if value != (outer := outside.get(name)):
             raise UserError(
-                f"{config.where}: {name} is {shown(value)} in text_config, which counts, and {shown(besides)} beside "
+                f"{config.where}: {name} is {shown(value)} in text_config, which counts, and {shown(outer)} outside "
                 "it: make them one"
             )
     return model

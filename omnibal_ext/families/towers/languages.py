@@ -75,7 +75,7 @@ LANGUAGES: dict[str, tuple[ModelType, Llama]] = {
     ),
     "internlm2": (
         ModelType({**_LLAMA, "vocab_size": 103168, "bias": True}, LANGUAGE, _internlm2()),
-        Llama(Rotation(beside=True), bias="bias"),
+        Llama(Rotation(outside=True), bias="bias"),
     ),
 }
 """Model type -> (defaults and names of weights, properties of its code)."""

@@ -181,8 +181,8 @@ def _experts(section: Section, always: bool) -> Experts:
 def tied_as_either_says(config: Section) -> bool:
     """Return what `tied` does, for models whose older files say it in the language model's section."""
     inner = config.take_if("text_config", mapping(anything)) or {}
-    beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
-    return tied(config, beside)
+    outside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
+    return tied(config, outside)
 
 
 def tied(config: Section, inside: bool = False) -> bool:

@@ -30,5 +30,5 @@ def rotary_base(tower: Section) -> float:
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):
         raise UserError(f"{tower.where}.rope_parameters has rope type {kind!r}; supported: 'axial'")
-    base = tower.take_if("rope_theta")  # beside `rope_parameters` too
+    base = tower.take_if("rope_theta")  # outside `rope_parameters` too
     return float(rope.get("rope_theta") or base or 1e4)

@@ -43,7 +43,7 @@ class Rotation:
 
     base: float = 1e4
     """Base if config.json has none."""
-    beside: bool = False
+    outside: bool = False
     """Whether a `rope_theta` inside the RoPE fields is not read (InternLM2's own code)."""
     sections: tuple[int, ...] = ()
     """Frequencies of M-RoPE for time, row and column if config.json has none; (): no M-RoPE."""
@@ -57,16 +57,16 @@ def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], f
     """Return the RoPE fields and the base, from where transformers takes them.
 
     1. Of `rope_scaling` and `rope_parameters` the first that is there; the other is not read.
-    2. The base inside it, else the one beside it, else the model type's own.
+    2. The base inside it, else the one outside it, else the model type's own.
 
     Raises UserError where another base stands in the file: other versions of transformers would take that.
     """
     fields = {name: section.take_if(name, ROPE) or {} for name in ("rope_scaling", "rope_parameters")}
-    beside = section.take_if("rope_theta")
+    outside = section.take_if("rope_theta")
     rope = fields["rope_scaling"] or fields["rope_parameters"]
-    inside = None if code.beside else rope.get("rope_theta")
-    base = float(inside or beside or code.base)
-    written = {f"{name}.rope_theta": each.get("rope_theta") for name, each in fields.items()} | {"rope_theta": beside}
+    inside = None if code.outside else rope.get("rope_theta")
+    base = float(inside or outside or code.base)
+    written = {f"{name}.rope_theta": each.get("rope_theta") for name, each in fields.items()} | {"rope_theta": outside}
     for which, value in written.items():
         if value and value != base:
             section.faults.append(
@@ -92,7 +92,7 @@ def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] 
         case "dynamic":
             LINEAR(f"{section.where}: dynamic rope scaling", rope)
             if sections:
-                raise UserError(f"{section.where}: dynamic rope scaling beside mrope_section is not supported")
+                raise UserError(f"{section.where}: dynamic rope scaling with mrope_section is not supported")
             limit = section.take("max_position_embeddings")
             return RopeScaling("dynamic", float(rope["factor"]), original_positions=limit)
         case "linear":
@@ -157,10 +157,10 @@ def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -
 
 def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> float:
     """Read the fraction of a head that is rotated: in the RoPE fields, else next to them, else `usual`."""
-    beside, inside = section.take_if("partial_rotary_factor"), rope.get("partial_rotary_factor")
+    outside, inside = section.take_if("partial_rotary_factor"), rope.get("partial_rotary_factor")
     if inside is not None:
         return SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
-    return usual if beside is None else beside
+    return usual if outside is None else outside
 
 
 def partial_rotation(

@@ -16,11 +16,11 @@ ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": 
 TOWERS = {
     "clip_vision_model": ModelType(
         tower(12, 768, 12, 3072, image_size=224, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5),
-        GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
+        GENERAL | {"projection_dim", "vocab_size"},  # of the text model
     ),
     "siglip_vision_model": ModelType(
         tower(12, 768, 12, 3072, image_size=224, patch_size=16, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
-        GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
+        GENERAL | {"projection_dim", "vision_use_head"},  # of what is not a layer
     ),
 }
 """ViTs that several families have, by model type."""

@@ -25,7 +25,7 @@ MOST_TO_PLAN = 100_000  # tile counts x tile budget, to which a plan's time is p
 MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
 MANY_ROWS, MOST_STEPS = 128, 6_000_000  # tile counts, and tile counts x types, above which search is slow
 MOST_SAMPLES_TO_FIT = 2_000_000  # with more, first fit is not tried: plans of repeated sizes are good enough
-DRIFT_PRICE = 0.05  # of leaving other samples than before, beside unused budgets; 0 to .2 give as many packs
+DRIFT_PRICE = 0.05  # of leaving other samples than before, besides unused budgets; 0 to .2 give as many packs
 SEARCH_NODES = 64
 SEARCH_NODES_IN_ALL = 1_000_000
 

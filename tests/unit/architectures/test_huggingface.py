@@ -227,7 +227,7 @@ def test_heads_of_gemmas_global_layers_are_read_in_both_spellings(tmp_path: Path
 def test_adapters_are_said_to_be_such(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", LLAVA_1_5)
     (folder / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"model: an adapter \(adapter_config\.json\) lies beside the model"):
+    with pytest.raises(UserError, match=r"model: an adapter \(adapter_config\.json\) lies next to the model"):
         preset(str(folder))
     (folder / "config.json").unlink()
     with pytest.raises(UserError, match=r"model: holds an adapter \(adapter_config\.json\) and no model"):
