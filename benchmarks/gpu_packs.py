@@ -92,7 +92,7 @@ def _microbatch(model: str, samples: tuple[Sample, ...], number: int) -> Microba
     ids %= architecture.language.vocab_size
     mask = torch.from_numpy(learnt)
     images = Images(
-        units=together(tiles),
+        pieces=together(tiles),
         values=torch.from_numpy(numbers.integers(0, 256, (tiles, size, size, 3), np.uint8)),
         positions=torch.from_numpy(pictured),
         statistics=HALF,

@@ -35,7 +35,7 @@ from megatron.vlm.profiling.profiler import ProfileJob, profile_on_this_machine
 from megatron.vlm.profiling.stage_pass import synthetic_pack
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.image_assignment import assign_units
+from omnibal_ext.image_assignment import assign_pieces
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Action
 from tests.distributed import beside, harness, wide
@@ -150,7 +150,7 @@ def _assigned(packs: Sequence[Microbatch], widths: Sequence[int], model: Archite
     rank, slots, mine = parallel_state.get_data_parallel_rank(), 0, []
     for number, (pack, width) in enumerate(zip(packs, widths, strict=True)):
         if slots <= rank < slots + width:
-            makers = np.array(assign_units([1] * Images.of(pack).amount, number, tuple(range(width)), 1), np.int64)
+            makers = np.array(assign_pieces([1] * Images.of(pack).amount, number, tuple(range(width)), 1), np.int64)
             mine.append(wide.teams().join(wide.part([pack], 0, rank - slots, width, 1, model, makers)))
         slots = (slots + width) % parallel_state.get_data_parallel_world_size()
     return mine

@@ -1,6 +1,6 @@
-"""Which rank encodes which units, where several ranks share the images and sounds of a pack or of a replica.
+"""Which rank encodes which pieces, where several ranks share the images and sounds of a pack or of a replica.
 
-A unit is what the ViT's attention does not look beyond: a tile, an image at native resolution, a temporal step of a
+A piece is what the ViT's attention does not look beyond: a tile, an image at native resolution, a temporal step of a
 video; or all sounds of a sample, as some encoders pad each to the longest. Its cost is its number of tiles or patches,
 for sounds as many tiles as take as long. The assignment is a function of the pack and the ranks, so ranks exchange
 nothing. It is used for packs wider than a rank, and for towers outside the pipeline.
@@ -14,37 +14,39 @@ from math import gcd
 
 from omnibal_ext.modalities.modality import VISION, Size
 
-Units = tuple[tuple[int, ...], ...]
-"""Of every unit the sizes of its inputs."""
+Pieces = tuple[tuple[int, ...], ...]
+"""Of every piece the sizes of its inputs."""
 
 
-def unit_costs(units: Mapping[Size, Units], rates: Mapping[Size, float]) -> tuple[float, ...]:
-    """Return the cost of every unit, of one encoder's after the other's; `rates`: of one tile or mel frame each."""
-    return tuple(sum(inputs) * rates[size] for size, found in units.items() for inputs in found)
+def piece_costs(pieces: Mapping[Size, Pieces], rates: Mapping[Size, float]) -> tuple[float, ...]:
+    """Return the cost of every piece, of one encoder's after the other's; `rates`: of one tile or mel frame each."""
+    return tuple(sum(inputs) * rates[size] for size, found in pieces.items() for inputs in found)
 
 
-def assign_units(units: Sequence[float], microbatch: int, ranks: tuple[int, ...], tensor_ranks: int) -> tuple[int, ...]:
-    """Return the worker of each unit: an index into `ranks` x `tensor_ranks`, tensor ranks varying fastest.
+def assign_pieces(
+    pieces: Sequence[float], microbatch: int, ranks: tuple[int, ...], tensor_ranks: int
+) -> tuple[int, ...]:
+    """Return the worker of each piece: an index into `ranks` x `tensor_ranks`, tensor ranks varying fastest.
 
-    The costliest unit goes to the least loaded worker (LPT, Graham 1969). Ties go by number, starting from another
-    worker for every microbatch, so that remainders are spread. Units of equal cost are then swapped so that neighbours,
-    such as the tiles of an image, share a worker.
+    The costliest piece goes to the least loaded worker (LPT, Graham 1969). Ties go by number, starting from another
+    worker for every microbatch, so that remainders are spread. Pieces of equal cost are then swapped so that
+    neighbours, such as the tiles of an image, share a worker.
 
     Args:
-        units: cost of each unit.
+        pieces: cost of each piece.
     """
     workers = len(ranks) * tensor_ranks
     first = microbatch * _step(workers) % workers
     lightest = [(0.0, worker) for worker in range(workers)]
-    workers_of = [0] * len(units)
-    for _, alike in groupby(sorted(range(len(units)), key=lambda unit: (-units[unit], unit)), units.__getitem__):
+    workers_of = [0] * len(pieces)
+    for _, alike in groupby(sorted(range(len(pieces)), key=lambda piece: (-pieces[piece], piece)), pieces.__getitem__):
         same, taken = list(alike), []
-        for unit in same:
+        for piece in same:
             load, worker = lightest[0]
-            heapq.heapreplace(lightest, (load + units[unit], worker))
+            heapq.heapreplace(lightest, (load + pieces[piece], worker))
             taken.append(worker)
-        for unit, worker in zip(same, sorted(taken), strict=True):
-            workers_of[unit] = worker
+        for piece, worker in zip(same, sorted(taken), strict=True):
+            workers_of[piece] = worker
     return tuple((first + worker) % workers for worker in workers_of)
 
 
@@ -61,13 +63,13 @@ class EncoderRank:
     rates: Mapping[Size, float] = field(default_factory=lambda: {VISION.size: 1.0})
     """`rates` of the plan's tower."""
 
-    def takes(self, units: tuple[float, ...], microbatch: int) -> list[bool]:
-        """For each of a pack's units (by its cost, `unit_costs`) whether this rank encodes it."""
+    def takes(self, pieces: tuple[float, ...], microbatch: int) -> list[bool]:
+        """For each of a pack's pieces (by its cost, `piece_costs`) whether this rank encodes it."""
         ranks = encoding_ranks_of(self.encoding_ranks, microbatch)
         if self.rank not in ranks:
-            return [False] * len(units)
+            return [False] * len(pieces)
         index = ranks.index(self.rank) * self.tensor_ranks + self.tensor_rank
-        return [worker == index for worker in assign_units(units, microbatch, ranks, self.tensor_ranks)]
+        return [worker == index for worker in assign_pieces(pieces, microbatch, ranks, self.tensor_ranks)]
 
 
 def encoding_ranks_of(encoding_ranks: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatron.vlm.pixels import PixelStatistics, normalise
 from megatron.vlm.platform import to_device
-from omnibal_ext.image_assignment import Units
+from omnibal_ext.image_assignment import Pieces
 from omnibal_ext.joining.positions import Grid
 from omnibal_ext.modalities.modality import VISION, Size
 
@@ -25,8 +25,8 @@ def with_tensors(holder: Holder, change: Callable[[Tensor], Tensor | None]) -> H
     return replace(holder, **changed) if changed else holder
 
 
-def together(size: int) -> Units:
-    """Return the units of inputs of so many tiles (or another size) that one rank encodes together."""
+def together(size: int) -> Pieces:
+    """Return the pieces of inputs of so many tiles (or another size) that one rank encodes together."""
     return ((size,),) if size else ()
 
 
@@ -34,19 +34,19 @@ def together(size: int) -> Units:
 class Media:
     """The inputs of one encoder, such as mel frames of sounds. A stage gets only the tensors that its layers need."""
 
-    units: Units = ()
+    pieces: Pieces = ()
     """Of the entire pack; of the shard of a wide pack those here."""
     encodes: tuple[bool, ...] = ()
-    """For each unit whether this rank encodes it; (): it encodes all."""
+    """For each piece whether this rank encodes it; (): it encodes all."""
     values: Tensor | None = None
     """What the encoder reads of the inputs here, end to end: fp32 [frames, mel bins]."""
     positions: Tensor | None = None
     """int64 [tokens], into input_ids: where the encoder's tokens go."""
 
     @cached_property
-    def kept(self) -> Units:
-        """Those of `units` that this rank encodes."""
-        return tuple(compress(self.units, self.encodes)) if self.encodes else self.units
+    def kept(self) -> Pieces:
+        """Those of `pieces` that this rank encodes."""
+        return tuple(compress(self.pieces, self.encodes)) if self.encodes else self.pieces
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
@@ -59,8 +59,8 @@ class Media:
         return sum(self.inputs)
 
     @cached_property
-    def encoded_units(self) -> Tensor:
-        """int64, on this rank's device: numbers of the units that it encodes."""
+    def encoded_pieces(self) -> Tensor:
+        """int64, on this rank's device: numbers of the pieces that it encodes."""
         return to_device(torch.tensor([number for number, here in enumerate(self.encodes) if here]))
 
     def placed(self, words: Tensor, tokens: Tensor) -> Tensor:

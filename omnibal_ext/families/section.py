@@ -136,15 +136,19 @@ def whole_model(
 ) -> Section:
     """Make the section of an entire config.json. Raises UserError if its model type is none of `models`."""
     others = "; docs/families.md says what others need"
-    return replace(
-        _of_type(where, values.get("model_type", ""), models, inner_types, values, [], others), folder=folder
-    )
+    found = _of_type(where, values.get("model_type", ""), models, inner_types, values, [], others)
+    return replace(found, folder=folder)
 
 
 def _of_type(
-    where: str, kind: Any, known: Mapping[str, ModelType], inner_types: Mapping[str, ModelType], values: Mapping[str,
-    Any], faults: list[str], others: str = "",
-) -> Section:  # fmt: skip
+    where: str,
+    kind: Any,
+    known: Mapping[str, ModelType],
+    inner_types: Mapping[str, ModelType],
+    values: Mapping[str, Any],
+    faults: list[str],
+    others: str = "",
+) -> Section:
     if kind not in tuple(known):  # which may be anything, not a name alone
         raise UserError(f"{where}: model type {shown(kind)} is not supported; known: {', '.join(known)}{others}")
     if values.get("quantization_config"):

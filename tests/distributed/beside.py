@@ -23,7 +23,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.encoding import ToEncode
 from megatron.vlm.pipeline.executor import Executor, image_edges, open_channels
-from omnibal_ext.image_assignment import assign_units
+from omnibal_ext.image_assignment import assign_pieces
 from omnibal_ext.plan import Plan
 from tests.distributed import beside_cases, harness, parity
 from tests.media import seen
@@ -109,11 +109,11 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     parts, sizes = plan.tower.encoding_ranks[microbatch % len(plan.tower.encoding_ranks)], plan.tower.rates
     size = next((one for one in sizes if one != "tiles"), "frames")
     more, images = pack.media_of(size), seen(pack)
-    sounds = more.units if size in sizes else ()
+    sounds = more.pieces if size in sizes else ()
     units = (tuple(map(prod, images.grids)) or (1,) * images.amount) if "tiles" in sizes else ()
     costs = (*units, *(sizes[size] * sum(sample) for sample in sounds))
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
-    workers = assign_units(costs, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
+    workers = assign_pieces(costs, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
     worker = parts.index(here) * parallel_state.get_tensor_model_parallel_world_size() + tensor if here in parts else -1
     own, own_sounds = ([one == worker for one in some] for some in (workers[: len(units)], workers[len(units) :]))
     rows = torch.tensor([one for one, unit in zip(own, units, strict=True) for _ in range(unit)], dtype=torch.bool)
@@ -125,11 +125,11 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     if units:
         grids = tuple(grid for grid, one in zip(images.grids, own, strict=False) if one)
         media["tiles"] = Images(
-            units=tuple((unit,) for unit in units), encodes=tuple(own), values=images.values[rows], grids=grids
+            pieces=tuple((unit,) for unit in units), encodes=tuple(own), values=images.values[rows], grids=grids
         )
     if sounds:
         assert more.values is not None
-        media[size] = Media(units=sounds, encodes=tuple(own_sounds), values=more.values[frames])
+        media[size] = Media(pieces=sounds, encodes=tuple(own_sounds), values=more.values[frames])
     return Microbatch(lengths=(), samples=pack.samples, useful_tokens=0, media=media, pack=pack.pack)
 
 

@@ -401,7 +401,7 @@ def _with_further(
     generator = torch.Generator().manual_seed(sum(lengths))
     of_unit = (further.mel_bins,) if isinstance(further, AudioArchitecture) else (3, 16, 16)
     media = Media(
-        units=tuple(sounds),
+        pieces=tuple(sounds),
         values=torch.randn(sum(map(sum, sounds)), *of_unit, generator=generator),
         positions=(ids == FURTHER_TOKEN).nonzero().squeeze(1),
     )
@@ -422,7 +422,7 @@ def _at_native_resolution(
     frames = (2,) if 2 in tiles and films else ()
     return with_images(
         pack,
-        units=together(patches),
+        pieces=together(patches),
         values=torch.randn(patches, 3, *frames, size, size, generator=generator),
         starts=tuple(begin for begin, _ in shown),
         grids=tuple(grid for _, grid in shown),
@@ -448,7 +448,7 @@ def _pack(
     begins = accumulate(lengths, initial=0)
     starts = (begin + tile * image_tokens for begin, count in zip(begins, tiles, strict=False) for tile in range(count))
     images = Images(
-        units=together(sum(tiles)),
+        pieces=together(sum(tiles)),
         values=torch.randn(sum(tiles), 3, size, size, generator=generator),
         positions=(tokens == IMAGE_TOKEN).nonzero().squeeze(1),
         starts=tuple(starts),

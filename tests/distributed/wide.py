@@ -113,7 +113,7 @@ def part(
     share = shard_of(with_images(whole, values=None), spans, makers.repeat((units * each).astype(int)), place)
     grids = tuple(grid for grid, maker in zip(seen(whole).grids, makers, strict=False) if maker == place)
     values = seen(whole).values[torch.from_numpy(own)]
-    return with_images(share, units=together(int(own.sum())), values=values, grids=grids)
+    return with_images(share, pieces=together(int(own.sum())), values=values, grids=grids)
 
 
 def filled(pack: Microbatch, lengths: Sequence[int], fillers: Sequence[int]) -> Microbatch:

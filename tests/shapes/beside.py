@@ -116,7 +116,7 @@ def part_of(plan: Any, pack: Any, microbatch: int, tensor: int) -> Any:
     units = tuple(map(prod, whole.grids)) or (1,) * whole.amount
     takes = EncoderRank(plan.tower.encoding_ranks, here, 0, tensor).takes(tuple(map(float, units)), microbatch)
     grids = tuple(grid for grid, own in zip(whole.grids, takes, strict=False) if own)
-    images = Images(units=tuple((unit,) for unit in units), encodes=tuple(takes), grids=grids)
+    images = Images(pieces=tuple((unit,) for unit in units), encodes=tuple(takes), grids=grids)
     values = torch.empty(images.amount, *whole.values.shape[1:], device="cuda")
     return Microbatch((), pack.samples, 0, media={"tiles": replace(images, values=values)})
 

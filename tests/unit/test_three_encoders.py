@@ -112,7 +112,7 @@ def test_a_recorded_pack_says_of_which_encoder_its_inputs_are(monkeypatch: pytes
     noted = recorder.Recorder(None, ())
     noted._current = recorder.Timed(Action("F", 0), Moment())
     for media in ({"cells": 3}, {}, {"frames": 2}):
-        inputs = {size: Media(units=((units,),)) for size, units in media.items()}
+        inputs = {size: Media(pieces=((units,),)) for size, units in media.items()}
         noted.add_pack(Microbatch(lengths=(5,), samples=1, useful_tokens=5, media=inputs))
     assert noted.packs == [[0, 5, 25, 0, 1, 0, 3], [0, 5, 25, 0, 1], [0, 5, 25, 0, 1, 2]]
     found = packs_of_record({"lanes": [{"data_parallel_rank": 0, "packs": noted.packs}]})

@@ -1,4 +1,4 @@
-"""A rank's share of a pack that several ranks encode: inputs of its units, and sizes of all units."""
+"""A rank's share of a pack that several ranks encode: inputs of its pieces, and sizes of all pieces."""
 
 from collections.abc import Iterable, Iterator
 from itertools import cycle
@@ -11,7 +11,7 @@ from megatron.vlm.data.inputs.reader import decoded
 from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.flow import in_rows
-from omnibal_ext.image_assignment import EncoderRank, unit_costs
+from omnibal_ext.image_assignment import EncoderRank, piece_costs
 from omnibal_ext.modalities.modality import Size
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
@@ -33,11 +33,11 @@ class EncoderShares(Dataset):
     def __getitem__(self, number: tuple[int, int]) -> Microbatch:
         pack, microbatch = number
         samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
-        units = {size: reader.units(samples) for size, reader in self.readers.items()}
-        takes = iter(self.worker.takes(unit_costs(units, self.worker.rates), microbatch))
+        pieces = {size: reader.pieces(samples) for size, reader in self.readers.items()}
+        takes = iter(self.worker.takes(piece_costs(pieces, self.worker.rates), microbatch))
         media, inputs = dict[Size, Media](), dict[Size, list[Any]]()
         for size, reader in self.readers.items():
-            media[size], some = reader.share(samples, units[size], [next(takes) for _ in units[size]])
+            media[size], some = reader.share(samples, pieces[size], [next(takes) for _ in pieces[size]])
             inputs |= {size: some} if some else {}
         return Microbatch(
             lengths=(),

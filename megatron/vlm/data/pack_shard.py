@@ -22,7 +22,7 @@ from megatron.vlm.data.inputs.images import Shown
 from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import FeatureRoute, Microbatch, PackShard, SplitSamples
 from omnibal_ext.arrays import Ints
-from omnibal_ext.image_assignment import assign_units
+from omnibal_ext.image_assignment import assign_pieces
 from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.packing.shards import PackShards, TokenSpan
 
@@ -50,7 +50,7 @@ def shard_of_rank(
     Images, and temporal steps of videos, are encoded on one rank each.
     """
     tiles = [image.tiles // image.steps for _, image, _ in shown for _ in range(image.steps)]
-    makers = np.array(assign_units(tiles, pack.pack, tuple(range(len(spans))), 1), np.int64)
+    makers = np.array(assign_pieces(tiles, pack.pack, tuple(range(len(spans))), 1), np.int64)
     maker, own = iter(makers.tolist()), []
     for sample, image, _ in shown:
         if steps := [step for step in range(image.steps) if next(maker) == rank]:
@@ -58,7 +58,7 @@ def shard_of_rank(
     features = [int(each * shown[0].sample.data.manifest["tokens_per_tile"]) for each in tiles]
     shard = shard_of(pack, spans, makers.repeat(features), rank)
     grids = tuple((image.steps, image.rows, image.columns) for _, image, _ in own) if Images.of(pack).grids else ()
-    media = replace(Images.of(shard), units=together(sum(one.tiles for one in own)), grids=grids)
+    media = replace(Images.of(shard), pieces=together(sum(one.tiles for one in own)), grids=grids)
     return replace(shard, media={**shard.media, VISION.size: media}), own
 
 

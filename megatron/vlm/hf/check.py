@@ -144,7 +144,7 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
     begins = np.cumsum([0, *(len(sample.ids) for sample in samples)]).tolist()
     orders = order_tensors(image for sample in samples for image in sample.images)
     images = Images(
-        units=together(sum(len(sample.pixels) for sample in samples)),
+        pieces=together(sum(len(sample.pixels) for sample in samples)),
         values=torch.cat([sample.pixels for sample in samples]).to("cuda"),
         positions=(ids == image_token).nonzero().squeeze(1).to("cuda"),
         **{name: tensor.to("cuda") for name, tensor in orders.items()},
@@ -169,7 +169,7 @@ def _with_further(batch: Microbatch, samples: list[CheckSample], architecture: A
         each = [sample.further.get(size, ()) for sample in samples]
         values = [one for inputs in each for one in inputs]
         media[size] = Media(
-            units=tuple(tuple(map(len, inputs)) for inputs in each),
+            pieces=tuple(tuple(map(len, inputs)) for inputs in each),
             values=torch.cat(values).to("cuda") if values else None,
             positions=(batch.input_ids == token).nonzero().squeeze(1),
         )

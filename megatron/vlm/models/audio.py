@@ -31,7 +31,7 @@ from megatron.vlm.models.vit.layers import join_rows, share_rows
 from megatron.vlm.models.vit.native import RowViewer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.arrays import Ints
-from omnibal_ext.image_assignment import Units
+from omnibal_ext.image_assignment import Pieces
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
@@ -55,7 +55,7 @@ class ChunkLayout:
 
 
 @lru_cache(maxsize=64)
-def chunk_layout(sounds: Units, audio: AudioArchitecture) -> ChunkLayout:
+def chunk_layout(sounds: Pieces, audio: AudioArchitecture) -> ChunkLayout:
     """Find the chunks of these sounds. As in transformers, convolutions over time and frequency see each chunk padded
     to the longest of its sample, those over time alone see it unpadded."""
     real = [[one for frames in sample for one in audio.chunks(frames)] for sample in sounds]
@@ -201,7 +201,7 @@ class AudioLayers(EncoderLayers):
         each = tuple(min(TIMED_FRAMES, units - begin) for begin in range(0, units, TIMED_FRAMES))
         heard = torch.arange(sum(map(audio.tokens, each)), device="cuda")
         return Media(
-            units=(each, *[()] * (len(lengths) - 1)),
+            pieces=(each, *[()] * (len(lengths) - 1)),
             values=torch.randn(units, audio.mel_bins, device="cuda"),
             positions=tokens - 1 - heard % tokens,
         )

@@ -26,7 +26,7 @@ from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.token_rows import EncoderRows, TokenRows
 from megatron.vlm.pipeline.tower import Tower
 from omnibal_ext.chain import modality_of
-from omnibal_ext.image_assignment import Units, assign_units, encoding_ranks_of, unit_costs
+from omnibal_ext.image_assignment import Pieces, assign_pieces, encoding_ranks_of, piece_costs
 from omnibal_ext.modalities.encoder import Encoder
 from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.program import Post
@@ -188,15 +188,15 @@ class Encoding:
         return encoding_ranks_of(self.tower.plan.encoding_ranks, microbatch)
 
     def _expect(self, made: Encoded, microbatch: int) -> None:
-        """Take packs up to that of a microbatch, and note which worker encodes which of their units."""
+        """Take packs up to that of a microbatch, and note which worker encodes which of their pieces."""
         while made.taken <= microbatch:
             pack, number, architecture = next(made.arrivals), made.taken, self.tower.chain.architecture
             ranks, tensor_ranks = self._encoding_ranks(number), self.group.size()
             encoders = {one.modality.size: one for one in architecture.encoders}
-            units = {size: one.units for size, one in pack.media.items()}
-            workers = assign_units(unit_costs(units, self.tower.plan.rates), number, ranks, tensor_ranks)
+            pieces = {size: one.pieces for size, one in pack.media.items()}
+            workers = assign_pieces(piece_costs(pieces, self.tower.plan.rates), number, ranks, tensor_ranks)
             made.rows[number] = TokenRows(
-                tuple(_rows_of(found, encoders[size]) for size, found in units.items()),
+                tuple(_rows_of(found, encoders[size]) for size, found in pieces.items()),
                 workers,
                 len(ranks),
                 tensor_ranks,
@@ -215,8 +215,8 @@ class Encoding:
             return receive.wait()
 
 
-def _rows_of(units: Units, encoder: Encoder) -> EncoderRows:
-    return EncoderRows(tuple(sum(map(encoder.tokens, unit)) for unit in units), encoder.features.streams)
+def _rows_of(pieces: Pieces, encoder: Encoder) -> EncoderRows:
+    return EncoderRows(tuple(sum(map(encoder.tokens, piece)) for piece in pieces), encoder.features.streams)
 
 
 @dataclass(eq=False, kw_only=True)

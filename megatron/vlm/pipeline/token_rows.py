@@ -1,7 +1,7 @@
 """Order of the tokens that encoders make of a pack, when several ranks have encoded it.
 
-    units of the pack           0   1   2   3            their workers (share, tensor rank): 0.0  0.1  0.0  1.0
-    share 0, tensor rank 0      0   2                    image tokens of its units, then their features
+    pieces of the pack           0   1   2   3            their workers (share, tensor rank): 0.0  0.1  0.0  1.0
+    share 0, tensor rank 0      0   2                    image tokens of its pieces, then their features
     share 0, tensor rank 1      1
     share 1, tensor rank 0      3
     enters the first stage      0   1   2   3            image tokens of the pack, then its features
@@ -28,17 +28,17 @@ from omnibal_ext.arrays import Ints
 
 @dataclass(frozen=True)
 class EncoderRows:
-    """Numbers of rows of one encoder's units."""
+    """Numbers of rows of one encoder's pieces."""
 
-    units: tuple[int, ...]
-    """Number of tokens of each unit."""
+    pieces: tuple[int, ...]
+    """Number of tokens of each piece."""
     copies: int = 1
     """Number of rows of each token: itself, and its features."""
 
     @property
     def total(self) -> int:
-        """Number of rows of all units."""
-        return self.copies * sum(self.units)
+        """Number of rows of all pieces."""
+        return self.copies * sum(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TokenRows:
     encoders: tuple[EncoderRows, ...]
     """One for each encoder, in the order of `flow.in_rows`."""
     workers: tuple[int, ...]
-    """Worker that encodes each unit, of one encoder after the other: share x tensor ranks + tensor rank."""
+    """Worker that encodes each piece, of one encoder after the other: share x tensor ranks + tensor rank."""
     shares: int
     tensor_ranks: int
 
@@ -67,8 +67,8 @@ class TokenRows:
         found: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(self.shares * self.tensor_ranks)]
         workers, first = iter(self.workers), 0
         for encoder in self.encoders:
-            mine = [worker for _, worker in zip(encoder.units, workers, strict=False)]
-            tokens, whose = sum(encoder.units), np.repeat(np.array(mine, np.int64), encoder.units)
+            mine = [worker for _, worker in zip(encoder.pieces, workers, strict=False)]
+            tokens, whose = sum(encoder.pieces), np.repeat(np.array(mine, np.int64), encoder.pieces)
             for worker in set(mine):
                 own = np.flatnonzero(whose == worker)
                 found[worker] += [first + copy * tokens + own for copy in range(encoder.copies)]

@@ -119,7 +119,7 @@ def test_a_pack_has_the_frames_of_its_samples(folder: Path) -> None:
     batch = PackDataset(data, pack_of(np.array([1, 3, 0])), needs)[0]
     films = batch.media_of("stills")
     assert isinstance(films, Images)
-    assert films.units == ((8,), (8,), (8,))
+    assert films.pieces == ((8,), (8,), (8,))
     assert films.values is not None
     assert films.statistics is not None
     wanted = torch.cat([data[number]["pixel_values_videos"].flatten(0, 1) for number in (1, 0)])

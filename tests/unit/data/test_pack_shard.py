@@ -20,7 +20,7 @@ from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.errors import UserError
-from omnibal_ext.image_assignment import EncoderRank, assign_units
+from omnibal_ext.image_assignment import EncoderRank, assign_pieces
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.options import PackOptions
@@ -182,7 +182,7 @@ def parts_of(data: ChatDataset, samples: np.ndarray, microbatch: int) -> dict[tu
 def put_together(parts: dict[tuple[int, int], Microbatch]) -> Iterator[torch.Tensor]:
     """The tiles of each unit of the pack, from the one rank whose own it is."""
     rows = {rank: iter(seen(part).values if seen(part).values is not None else ()) for rank, part in parts.items()}
-    units = seen(next(iter(parts.values()))).units
+    units = seen(next(iter(parts.values()))).pieces
     for number, (size,) in enumerate(units):
         (rank,) = (rank for rank, part in parts.items() if seen(part).encodes[number])
         yield torch.stack([*islice(rows[rank], size)])
@@ -198,11 +198,11 @@ def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int
     assert torch.equal(torch.cat([*put_together(parts)]), seen(whole).values)
     encode = PARTS[microbatch % 3]
     units = tuple(map(prod, seen(whole).grids)) or (1,) * seen(whole).amount
-    dealt = assign_units(units, microbatch, encode, TENSOR)
+    dealt = assign_pieces(units, microbatch, encode, TENSOR)
     for (rank, tensor), part in parts.items():
         place = encode.index(rank) * TENSOR + tensor if rank in encode else -1
         assert seen(part).encodes == tuple(worker == place for worker in dealt)
-        assert seen(part).units == tuple((unit,) for unit in units)
+        assert seen(part).pieces == tuple((unit,) for unit in units)
         assert (part.pack, part.samples, part.sample_ids) == (whole.pack, whole.samples, whole.sample_ids)
         assert seen(part).statistics == (seen(whole).statistics if seen(part).amount else None)
         assert seen(part).amount == sum(seen(part).encodes)
@@ -214,8 +214,8 @@ def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int
 def test_steps_of_films_and_images_go_with_their_grids(tmp_path: Path) -> None:
     data, samples = made(tmp_path, "qwen3-vl", film_and_image(tmp_path, 10)), np.arange(2)
     whole, parts = PackDataset(data, pack_of(samples), ALL)[5], parts_of(data, samples, 0)
-    assert len({seen(part).units for part in parts.values()}) == 1
-    assert len(seen(parts[0, 0]).units) > 4
+    assert len({seen(part).pieces for part in parts.values()}) == 1
+    assert len(seen(parts[0, 0]).pieces) > 4
     assert np.array_equal(np.concatenate([as_film(one) for one in put_together(parts)]), as_film(seen(whole).values))
     for part in parts.values():
         assert tuple(map(prod, seen(part).grids)) == seen(part).inputs
@@ -258,7 +258,7 @@ def test_a_pack_without_images_and_an_empty_one_are_parts_of_nothing(dataset: Ch
     worker = EncoderRank(((0,),), 0, 0, 1)
     for pack in (5, -1):
         found = EncoderShares(dataset, pack_of(texts), worker)[pack, 0]
-        assert (seen(found).amount, seen(found).units, seen(found).encodes, seen(found).values) == (0, (), (), None)
+        assert (seen(found).amount, seen(found).pieces, seen(found).encodes, seen(found).values) == (0, (), (), None)
         assert found.samples == (len(texts) if pack == 5 else 0)
 
 

@@ -34,7 +34,7 @@ from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import SOUND_RULES
 from omnibal_ext.files.records import checksums_of, write_record
-from omnibal_ext.image_assignment import EncoderRank, assign_units
+from omnibal_ext.image_assignment import EncoderRank, assign_pieces
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.audio.sounds import SoundRule
 from omnibal_ext.modalities.modality import AUDIO, VISION, Size
@@ -303,7 +303,7 @@ def test_older_datasets_have_a_column_for_each_kind(hears: bool, folder: Path, t
 
 def test_a_pack_has_the_sounds_of_its_samples(spoken: ChatDataset) -> None:
     batch = PackDataset(spoken, pack_of(np.array([2, 1, 0])), ALL)[0]
-    assert heard(batch).units == ((208,), (), (100, 31))
+    assert heard(batch).pieces == ((208,), (), (100, 31))
     assert heard(batch).amount == 339
     assert heard(batch).values is not None
     assert heard(batch).positions is not None
@@ -335,7 +335,7 @@ def test_a_stage_gets_what_its_links_read(spoken: ChatDataset) -> None:
     assert mels.is_meta
     assert mels.shape == (131, 128)
     quiet = PackDataset(spoken, pack_of(np.array([1])), ALL)[0]
-    assert (heard(quiet).units, heard(quiet).amount) == ((), 0)
+    assert (heard(quiet).pieces, heard(quiet).amount) == ((), 0)
     assert heard(quiet).values is not None
     assert heard(quiet).values.shape == (0, 128)
 
@@ -368,15 +368,15 @@ def test_ranks_of_a_replicated_tower_hear_every_sample_once(sizes: tuple[Size, .
     rates = {size: frame if size == "frames" else 1.0 for size in sizes}
     parts = [EncoderShares(spoken, samples, EncoderRank(((0, 1),), r, 0, 1, rates))[0, 0] for r in (0, 1)]
     units = tuple(map(prod, seen(whole).grids)) if "tiles" in sizes else ()
-    assert {seen(part).units for part in parts} == {tuple((unit,) for unit in units)}
-    workers = assign_units((*units, 208 * frame, 0.0, 131 * frame), 0, (0, 1), 1)[len(units) :]
+    assert {seen(part).pieces for part in parts} == {tuple((unit,) for unit in units)}
+    workers = assign_pieces((*units, 208 * frame, 0.0, 131 * frame), 0, (0, 1), 1)[len(units) :]
     assert heard(whole).values is not None
     mels = dict(zip((0, 2), heard(whole).values.split((208, 131)), strict=True))
     for rank, part in enumerate(parts):
         mine = [number for number in (0, 2) if workers[number] == rank]
-        assert heard(part).units == heard(whole).units
+        assert heard(part).pieces == heard(whole).pieces
         assert heard(part).kept == tuple(
-            one for one, worker in zip(heard(whole).units, workers, strict=True) if worker == rank
+            one for one, worker in zip(heard(whole).pieces, workers, strict=True) if worker == rank
         )
         assert (heard(part).values is None) == (not mine)
         assert not mine or torch.equal(heard(part).values, torch.cat([mels[number] for number in mine]))

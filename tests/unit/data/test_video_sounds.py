@@ -119,10 +119,10 @@ def test_packs_know_the_turns_of_a_video_and_its_sound(markup: str, films: Path)
             assert both == [films_tokens[turn % 2] for turn, count in enumerate(by_turns) for _ in range(count)]
             assert sum(by_turns[::2]) == np.prod(grid) // 4
     assert len(heard(batch).values) == heard(batch).amount == data.sizes.of("frames").sum()
-    assert heard(batch).units[1] == (data.sample(1).items(AUDIO)[0].frames,)
+    assert heard(batch).pieces[1] == (data.sample(1).items(AUDIO)[0].frames,)
     assert len(heard(batch).positions) == sum(sound.tokens for one in (1, 2) for sound in data.sample(one).items(AUDIO))
     assert len(seen(batch).positions) == seen(batch).amount // 4
-    assert torch.equal(data[1]["input_features"], heard(batch).values[: heard(batch).units[1][0]])
+    assert torch.equal(data[1]["input_features"], heard(batch).values[: heard(batch).pieces[1][0]])
     assert seen(PackDataset(data, pack_of(np.array([0])), Needs(frozenset({"tiles"}), True, True))[0]).turns == ()
 
 

@@ -210,7 +210,7 @@ def batch_of(samples: list[Sample], order: FeatureOrder) -> Microbatch:
     """All samples end to end; image tokens are the features `order`."""
     ids = torch.cat([sample.ids for sample in samples])
     images = Images(
-        units=together(sum(len(sample.pixels) for sample in samples)),
+        pieces=together(sum(len(sample.pixels) for sample in samples)),
         values=torch.cat([sample.pixels for sample in samples]),
         positions=(ids == IMAGE_TOKEN).nonzero().squeeze(1),
         sources=torch.from_numpy(order.sources),
@@ -286,7 +286,7 @@ def _heard(frames: Sequence[int], audio: AudioArchitecture, words: Callable[...,
 
 def with_sounds(batch: Microbatch, samples: Sequence[Sample]) -> Microbatch:
     sounds = Media(
-        units=tuple(tuple(map(len, sample.sounds)) for sample in samples),
+        pieces=tuple(tuple(map(len, sample.sounds)) for sample in samples),
         values=torch.cat([mels for sample in samples for mels in sample.sounds]),
         positions=(batch.input_ids == AUDIO_TOKEN).nonzero().squeeze(1),
     )
@@ -304,7 +304,7 @@ def _with_films(sample: Sample, videos: int, frames: int, film: FilmArchitecture
 def with_films(batch: Microbatch, samples: Sequence[Sample]) -> Microbatch:
     films = [film for sample in samples if sample.films is not None for film in sample.films]
     read = Images(
-        units=tuple((len(film),) for film in films),
+        pieces=tuple((len(film),) for film in films),
         values=torch.cat(films),
         positions=(batch.input_ids == VIDEO_TOKEN).nonzero().squeeze(1),
     )

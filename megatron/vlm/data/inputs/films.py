@@ -20,14 +20,14 @@ from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Images, Media
 from megatron.vlm.pixels import normalise
 from omnibal_ext.families.media import TILINGS
-from omnibal_ext.image_assignment import Units
+from omnibal_ext.image_assignment import Pieces
 from omnibal_ext.modalities.film.architecture import Film, FilmRule
 from omnibal_ext.modalities.modality import FILM
 from omnibal_ext.modalities.vision.tiling import TiledImage
 
 
 class FilmReader(InputReader):
-    """Videos: frames as tiles, uint8 [frames, side, side, 3]. A video is a unit."""
+    """Videos: frames as tiles, uint8 [frames, side, side, 3]. A video is a piece."""
 
     modality = FILM
 
@@ -72,16 +72,16 @@ class FilmReader(InputReader):
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Images:
         """Return the number of frames of each video."""
-        return Images(self.units(samples))
+        return Images(self.pieces(samples))
 
-    def units(self, samples: Sequence[Sample]) -> Units:
-        """Return a unit for each video."""
+    def pieces(self, samples: Sequence[Sample]) -> Pieces:
+        """Return a piece for each video."""
         return tuple((one.item.units,) for one in self.inputs(samples))
 
-    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Images, list[Any]]:
+    def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Images, list[Any]]:
         """Return the videos that a rank encodes."""
         inputs = [one for one, mine in zip(self.inputs(samples), encodes, strict=True) if mine]
-        return Images(units, tuple(encodes)), inputs
+        return Images(pieces, tuple(encodes)), inputs
 
     def read(self, media: Media, inputs: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
         """Return the media with uint8 pixels, and the statistics to normalise them."""

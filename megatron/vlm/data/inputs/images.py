@@ -17,7 +17,7 @@ from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, 
 from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Images, Media, together
 from megatron.vlm.pixels import normalise
-from omnibal_ext.image_assignment import Units
+from omnibal_ext.image_assignment import Pieces
 from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.modalities.vision.features import FeatureOrder, joined_orders
 from omnibal_ext.modalities.vision.tiling import FRAMES, TiledImage
@@ -84,7 +84,7 @@ class ImageReader(InputReader):
         images = [image for _, sample in seen if rule.native for image in sample.images]
         turns = [one for _, sample in seen if rule.native for one in sample.turns]
         return Images(
-            units=together(sum(sample.tiles for sample in samples)),
+            pieces=together(sum(sample.tiles for sample in samples)),
             grids=tuple(grid for image in images for grid in image.grids),
             starts=tuple(starts),
             seconds=tuple(image.film.seconds if image.film else 1.0 for image in images for _ in image.grids),
@@ -123,22 +123,22 @@ class ImageReader(InputReader):
         tiles, broken = read_each(shown, lambda one: self.decode(one.sample, one.image)[one.rows], black)
         return torch.from_numpy(join_tiles(tiles)), broken
 
-    def units(self, samples: Sequence[Sample]) -> Units:
-        """Return a unit for each tile, or at native resolution the patches of an image or of a video's step."""
-        return tuple((size,) for one in self.inputs(samples) for size in self._units(one.image))
+    def pieces(self, samples: Sequence[Sample]) -> Pieces:
+        """Return a piece for each tile, or at native resolution the patches of an image or of a video's step."""
+        return tuple((size,) for one in self.inputs(samples) for size in self._pieces(one.image))
 
-    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Images, list[Shown]]:
+    def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Images, list[Shown]]:
         """Return the tiles that a rank encodes."""
         here, shown, grids = iter(encodes), list[Shown](), list[tuple[int, int, int]]()
         for one in self.inputs(samples):
-            sizes = self._units(one.image)
+            sizes = self._pieces(one.image)
             mine = [next(here) for _ in sizes]
             if any(mine):
                 shown.append(one._replace(rows=np.repeat(mine, sizes)))
                 grids += compress(one.image.grids, mine) if self.data.rule.native else []
-        return Images(units=units, encodes=tuple(encodes), grids=tuple(grids)), shown
+        return Images(pieces=pieces, encodes=tuple(encodes), grids=tuple(grids)), shown
 
-    def _units(self, image: TiledImage) -> list[int]:
+    def _pieces(self, image: TiledImage) -> list[int]:
         """Return tiles or patches of each part of an image that is encoded on one rank."""
         return [n * rows * columns for n, rows, columns in image.grids] if self.data.rule.native else [1] * image.tiles
 

@@ -13,7 +13,7 @@ from megatron.vlm.data.dataset_folder import DatasetFolder
 from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Media
 from omnibal_ext.errors import UserError
-from omnibal_ext.image_assignment import Units
+from omnibal_ext.image_assignment import Pieces
 from omnibal_ext.modalities.modality import Modality, Size
 
 Read = TypeVar("Read")
@@ -91,12 +91,12 @@ class InputReader(ABC):
         tensor of the same shape."""
 
     @abstractmethod
-    def units(self, samples: Sequence[Sample]) -> Units:
-        """Divide the inputs of a pack that several ranks encode into units, which a rank encodes whole."""
+    def pieces(self, samples: Sequence[Sample]) -> Pieces:
+        """Divide the inputs of a pack that several ranks encode into pieces, which a rank encodes whole."""
 
     @abstractmethod
-    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Any]]:
-        """Return the media of a rank that encodes some of these units, without values, and the inputs to decode."""
+    def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Media, list[Any]]:
+        """Return the media of a rank that encodes some of these pieces, without values, and the inputs to decode."""
 
 
 class RowReader(InputReader):
@@ -120,7 +120,7 @@ class RowReader(InputReader):
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:
         """Return media that know the number of rows of each input."""
-        return Media(self.units(samples))
+        return Media(self.pieces(samples))
 
     def read(self, media: Media, inputs: Sequence[Input], decodes: bool = True) -> tuple[Media, Broken]:
         """Decode the inputs: values are fp32 [rows, width]."""
@@ -131,14 +131,14 @@ class RowReader(InputReader):
         )
         return replace(media, values=torch.cat(read)), broken
 
-    def units(self, samples: Sequence[Sample]) -> Units:
+    def pieces(self, samples: Sequence[Sample]) -> Pieces:
         """Return the number of rows of each input of each sample; () if there are none."""
         found = tuple(tuple(item.units for item in sample.items(self.modality)) for sample in samples)
         return found if any(found) else ()
 
-    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Input]]:
-        """Return media of all units, of which this rank encodes some, and these inputs, to be decoded."""
-        return Media(units, tuple(encodes)), self.inputs([*compress(samples, encodes)])
+    def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Media, list[Input]]:
+        """Return media of all pieces, of which this rank encodes some, and these inputs, to be decoded."""
+        return Media(pieces, tuple(encodes)), self.inputs([*compress(samples, encodes)])
 
 
 def decoded(

@@ -214,7 +214,7 @@ class VisionLayer(TransformerLayer):
         images = Images.of(batch)
         chosen = torch.rand(len(images.encodes) or images.amount, device=hidden.device) < share
         if images.encodes:
-            chosen = chosen.index_select(0, images.encoded_units)
+            chosen = chosen.index_select(0, images.encoded_pieces)
         return (chosen.to(hidden.dtype) / share)[rows % images.amount, None, None]
 
 
