@@ -4,6 +4,7 @@ A stage is one contiguous slice of the layer chain; a `Placement` says which (ra
 
 F waits for the F of its microbatch one stage earlier; B for that microbatch's F on its own stage and its B one stage
 later; W for the B of its own stage. In lists without W, B computes the gradients of inputs and of weights together.
+(PyTorch's pipelining calls a B that leaves W out I. Here it needs no name of its own: lists have W for all B, or none.)
 
 With a replicated tower (`Beside`), several ranks may each encode some images of a microbatch, their share of it:
 

@@ -189,7 +189,7 @@ def test_a_wrong_list_is_refused_by_rank_and_word_before_there_are_ranks(folder:
     record = planned(folder).to_record()
     first, second = record["lists"]
     wrong = {
-        "rank 1 never does V(microbatch 2, part 1)": second.replace(" V2.1", ""),
+        "rank 1 never does V(microbatch 2, rank 1)": second.replace(" V2.1", ""),
         "lists: of rank 1, 'E2.1:0-3' is no action": second.replace("E2.1", "E2.1:0-3"),
     }
     for message, words in wrong.items():

@@ -103,20 +103,20 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
 @pytest.mark.parametrize(
     ("tower", "fields", "message"),
     [
-        ({"links": 4}, {}, "4 layers end elsewhere than before word_embed, layer 5"),
+        ({"layers": 4}, {}, "4 layers end elsewhere than before word_embed, layer 5"),
         ({"owners": (0, 1)}, {}, "2 owners for 5 layers"),
         ({"owners": (0, 1, 2, 0, 1)}, {}, "vit.1 is owned by rank 2, but a replica has 2 x 1 ranks"),
-        ({"parts": ((0, 1),)}, {}, "parts of 1 microbatches for 2"),
-        ({"parts": ((0, 1), ())}, {}, r"parts of microbatch 1 are \[\]"),
-        ({"parts": ((1, 0), (1,))}, {}, r"parts of microbatch 0 are \[1, 0\]; .* from 0 to 1, ascending"),
-        ({"parts": ((0, 1), (2,))}, {}, r"parts of microbatch 1 are \[2\]"),
-        ({"parts": ((0, 1), (0, 1))}, {}, r"rank 0 never does E\(microbatch 1, part 0\)"),
+        ({"encoding_ranks": ((0, 1),)}, {}, "parts of 1 microbatches for 2"),
+        ({"encoding_ranks": ((0, 1), ())}, {}, r"parts of microbatch 1 are \[\]"),
+        ({"encoding_ranks": ((1, 0), (1,))}, {}, r"parts of microbatch 0 are \[1, 0\]; .* from 0 to 1, ascending"),
+        ({"encoding_ranks": ((0, 1), (2,))}, {}, r"parts of microbatch 1 are \[2\]"),
+        ({"encoding_ranks": ((0, 1), (0, 1))}, {}, r"rank 0 never does E\(microbatch 1, rank 0\)"),
         ({"recompute": (0,)}, {}, "recompute names layer 0, which is no encoder's layer"),
         ({"recompute": (6,)}, {}, "recompute names layer 6, which is no encoder's layer"),
         ({"mode": "ahead"}, {}, "some of it is trained"),
         ({}, {"trained": Trained(("vit", "projector"))}, "all of it is frozen"),
         ({}, {"lists": ()}, "needs lists of actions"),
-        ({}, {"lists": (BESIDE[0], BESIDE[1].replace("E1.1 ", ""))}, r"rank 1 never does E\(microbatch 1, part 1\)"),
+        ({}, {"lists": (BESIDE[0], BESIDE[1].replace("E1.1 ", ""))}, r"rank 1 never does E\(microbatch 1, rank 1\)"),
     ],
 )
 def test_a_tower_that_cannot_be_is_refused(tower: dict[str, Any], fields: dict[str, Any], message: str) -> None:
@@ -145,7 +145,7 @@ def test_links_of_the_tower_are_on_no_stage(tmp_path: Path) -> None:
         dataclasses.replace(_beside(), stages=stages).validate()
     record = _beside().to_record()
     for name, value, message in (
-        ("links", "5", "tower.layers must be"),
+        ("links", "5", "tower.links must be"),
         ("parts", [[0, 1], 1], r"tower.parts\[1\] must"),
         ("mode", "x", "tower.mode must be one of"),
         ("again", 1, "tower.again must be"),

@@ -23,6 +23,10 @@ ROOMS = (
     *("megatron/vlm/models", "megatron/vlm/pipeline", "megatron/vlm/profiling"),
 )
 """Packages whose docstrings have the form."""
+CHAIN = ("megatron/vlm/models", "megatron/vlm/pipeline", "megatron/vlm/profiling", "megatron/vlm/hf")
+OTHER_NAMES = {"again": "recompute, recomputed", "link": "layer", "links": "layers"}
+NETWORK = ("analytic.py", "state.py", "action_costs.py")
+"""Modules in which a link is one of a network."""
 VERBS = re.findall(
     r"\w+",
     """
@@ -59,6 +63,18 @@ def test_private_words_stay_out() -> None:
             for match in private.finditer(FORMATS.sub("", line)):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {match[1]!r}")
     assert not found, f"write instead, by the word: {REFUSED}"
+
+
+def test_one_thing_has_one_name() -> None:
+    """An element of the chain is a layer, and what runs twice is recomputed; `stage.links` is in checkpoints' names."""
+    found = []
+    for room in ("omnibal_ext/layout", "omnibal_ext/costs", "omnibal_ext/schedules", *CHAIN):
+        for path in (ROOT / room).rglob("*.py"):
+            names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+            found += [
+                f"{path.relative_to(ROOT)}: {name}" for name in names & OTHER_NAMES.keys() if path.name not in NETWORK
+            ]
+    assert not found, f"write instead, by the name: {OTHER_NAMES}"
 
 
 def docstrings(module: ast.Module) -> Iterator[tuple[int, bool, str]]:

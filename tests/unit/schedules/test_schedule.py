@@ -192,16 +192,16 @@ BESIDE = Beside(((0,), (0, 1)))
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({0: ("E1.0 ", "")}, r"rank 0 never does E\(microbatch 1, part 0\)"),
-        ({1: (" V1.1", "")}, r"rank 1 never does V\(microbatch 1, part 1\)"),
-        ({1: ("E1.1", "E0.1 E1.1")}, r"rank 1 has E\(microbatch 0, part 1\) but no such work"),
-        ({1: ("E1.1", "E1.0")}, r"rank 1 has E\(microbatch 1, part 0\) but no such work"),
-        ({0: ("E1.0", "E1.0 E1.0")}, r"rank 0 has E\(microbatch 1, part 0\) twice"),
-        ({0: ("E0.0 E1.0", "E1.0 E0.0")}, r"rank 0 runs E\(microbatch 0, part 0\) behind E\(microbatch 1, part 0\)"),
-        ({0: ("V0.0 V1.0", "V1.0 V0.0")}, r"rank 0 runs V\(microbatch 0, part 0\) behind V\(microbatch 1, part 0\)"),
+        ({0: ("E1.0 ", "")}, r"rank 0 never does E\(microbatch 1, rank 0\)"),
+        ({1: (" V1.1", "")}, r"rank 1 never does V\(microbatch 1, rank 1\)"),
+        ({1: ("E1.1", "E0.1 E1.1")}, r"rank 1 has E\(microbatch 0, rank 1\) but no such work"),
+        ({1: ("E1.1", "E1.0")}, r"rank 1 has E\(microbatch 1, rank 0\) but no such work"),
+        ({0: ("E1.0", "E1.0 E1.0")}, r"rank 0 has E\(microbatch 1, rank 0\) twice"),
+        ({0: ("E0.0 E1.0", "E1.0 E0.0")}, r"rank 0 runs E\(microbatch 0, rank 0\) behind E\(microbatch 1, rank 0\)"),
+        ({0: ("V0.0 V1.0", "V1.0 V0.0")}, r"rank 0 runs V\(microbatch 0, rank 0\) behind V\(microbatch 1, rank 0\)"),
         ({0: ("E1.0 F0.0 F1.0", "F0.0 F1.0 E1.0")}, r"waits for ever at F\(microbatch 1, .* for E\(.* of rank 0"),
         ({1: ("E1.1 F0.0 B0.0 F1.0", "F0.0 B0.0 F1.0 E1.1")}, r"waits for ever"),
-        ({0: ("B0.0 B1.0 V0.0", "V0.0 B0.0 B1.0")}, r"rank 0 waits for ever at V\(microbatch 0, part 0\)"),
+        ({0: ("B0.0 B1.0 V0.0", "V0.0 B0.0 B1.0")}, r"rank 0 waits for ever at V\(microbatch 0, rank 0\)"),
     ],
 )
 def test_a_wrong_list_is_refused_by_rank_and_word(changed: dict[int, tuple[str, str]], message: str) -> None:
