@@ -186,7 +186,7 @@ def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
     begins = np.cumsum([0, *map(len, texts)]).tolist()
     starts = (data.sample(answer.sample).image_starts[: len(some)] for answer, some in zip(answers, shown, strict=True))
     seen = Images(
-        units=together(_tiles(data, images)),
+        pieces=together(_tiles(data, images)),
         positions=(ids == data.manifest["image_token_id"]).nonzero().squeeze(1),
         starts=tuple(begin + one for begin, some in zip(begins, starts, strict=False) for one in some),
         **{name: tensor.to("cuda") for name, tensor in order_tensors(images).items()},

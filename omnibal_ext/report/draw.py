@@ -198,7 +198,7 @@ def chain_svg(
         kind = f"{part} recomputed" if recompute else part
         width = 100 * weight / total
         words = ", ".join([f"{name}: {weight / total:.1%} of the work", *recompute])
-        box = "<rect class='link {}' x='{:.4f}%' width='{:.4f}%' y='22' height='34'><title>{}</title></rect>"
+        box = "<rect class='layer {}' x='{:.4f}%' width='{:.4f}%' y='22' height='34'><title>{}</title></rect>"
         drawn.append(Markup(box).format(kind, at, width, words))
         if layer in edges:
             stage = list(edges).index(layer)

@@ -163,11 +163,11 @@ def _carried(program: Program, encoding: Encoding) -> tuple[Floats, list[Move], 
     outputs = np.cumsum(encoded * encoding.waiting, axis=0)[-1]
     if not (kind == ENCODE_BACKWARD).any():
         held[first], leaving = np.cumsum(outputs)[-1], leaving[:0]
-    which, rank = np.nonzero(encoded.T[microbatch[leaving]])
+    which, taker = np.nonzero(encoded.T[microbatch[leaving]])
     leaving = leaving[which]
 
     def on_first(rows: Ints, size: Floats) -> Move:
         return rows, np.full(rows.size, first), size[microbatch[rows]]
 
-    behind = [on_first(made, encoding.waiting), (leaving, rank, encoding.waiting[microbatch[leaving]])]
+    behind = [on_first(made, encoding.waiting), (leaving, taker, encoding.waiting[microbatch[leaving]])]
     return held, [on_first(entering, -outputs)], behind

@@ -48,13 +48,13 @@ class Beside:
         whole = case.plan(chain, ranks)
         made = tuple(case._stage(chain, *slice_, generator) for slice_ in pairwise(edges))
         plan = replace(whole, stages=made, num_microbatches=self.microbatches, tensor_model_parallel_size=tensor)
-        layers = [layer for layer in range(layers) if chain[layer] in RECOMPUTABLE_KINDS]
+        some = [layer for layer in range(layers) if chain[layer] in RECOMPUTABLE_KINDS]
         tower = Tower(
             layers,
             tuple(generator.randrange(ranks * tensor) for _ in range(layers)),
             tuple(self._ranks(ranks, generator) for _ in range(self.microbatches)),
             self.mode_of(plan),
-            tuple(sorted(generator.sample(layers, min(2, len(layers))))) if self.kept == "recomputed" else (),
+            tuple(sorted(generator.sample(some, min(2, len(some))))) if self.kept == "recomputed" else (),
             {size: 1.0 if size == "tiles" else generator.uniform(0.1, 3) for size in sizes_of(chain[:layers])},
         )
         lists = woven(case.schedule, case.chunks, ranks, tower, generator)

@@ -74,7 +74,7 @@ def test_tokens_enter_the_words_in_the_order_of_a_replicated_tower(cut: int) -> 
     assert torch.equal(rows.assemble([rows.piece(whole, part, 0) for part in (0, 1)], None), whole)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("links", [4, 8, 12])
+@pytest.mark.parametrize("layers", [4, 8, 12])
 def test_behind_the_first_encoders_there_passes_what_passes_there_in_the_whole_chain(layers: int) -> None:
     def passing(chain: tuple[str, ...], first: int) -> dict[str, list[bool]]:
         extras = [one for one in encoder_extras(chain, FEATURES, WIDTH) if one.passing]

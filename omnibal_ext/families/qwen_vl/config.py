@@ -90,14 +90,14 @@ def _language(config: Section, kind: str, read: Callable[[Section], LanguageArch
     Folders saved by transformers 4.52 to 4.55 have both. The section is what counts: raises UserError where the fields
     outside it say something else.
     """
-    outside = {name: value for name, value in config.values.items() if name not in OUTER}
-    config.asked.update(outside)
+    given = {name: value for name, value in config.values.items() if name not in OUTER}
+    config.asked.update(given)
     inner = config.take_if("text_config", mapping(anything))
     if not inner:
-        return read(config.section_of("text_config", kind, outside))
+        return read(config.section_of("text_config", kind, given))
     part_type(f"{config.where}.text_config", inner, kind)
     model = read(config.section_of("text_config", kind, inner))
-    repeated = {name: value for name, value in outside.items() if value is not None}
+    repeated = {name: value for name, value in given.items() if value is not None}
     faults: list[str] = []
     other = read(config.read_as(kind, {**inner, **repeated}, faults))
     config.faults.extend(faults if not config.faults else ())

@@ -146,7 +146,7 @@ def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: 
     )
     late = inner + (2 * copies + 2 * g * t * (1 + shares + beside) if routed else 4 * g * t)
     # With experts only the first norm is recomputed: router, copies and experts keep the second one's output.
-    cheap, passes = (g, 2.0) if routed else (2 * g + layer.ffn_hidden_size, cheap_passes(g, inner))
+    cheap, reruns = (g, 2.0) if routed else (2 * g + layer.ffn_hidden_size, cheap_passes(g, inner))
     parameters = sum(matrix.weights for matrix in matrices) + mixer.others
     inputs, table = (own.width, own.width * own.words) if (own := layer.layer_inputs) else (0, 0)
     if inputs:  # core's linear layers, which gather inputs again in W; the first hidden states are held elsewhere
@@ -169,7 +169,7 @@ def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: 
         passes=passes + mixer.moved / g,
         blocks=2 + shares + beside + 1.5 * (inputs > 0),
         cheap=tokens * cheap * BYTES,
-        cheap_passes=passes,
+        cheap_passes=reruns,
         routed=sorted_tokens,
         expert_parameters=sum(matrix.weights for matrix in matrices if matrix.experts),
         for_weights=tokens * (copies + experts.chosen * layer.ffn_hidden_size) * routed * BYTES,

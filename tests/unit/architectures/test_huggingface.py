@@ -21,7 +21,8 @@ from tests.languages import altered
 
 Fields = dict[str, Any]
 DEFAULTS = {
-    kind: part.defaults for kind, part in {**MODEL_TYPES, **{kind: one.part for kind, one in MODELS.items()}}.items()
+    kind: known.defaults
+    for kind, known in {**MODEL_TYPES, **{kind: one.model_type for kind, one in MODELS.items()}}.items()
 }
 OWN = {name: one.config for family in FAMILIES for name, one in family.presets.items()}
 """Of our presets, with no more than tells them from others of their family."""

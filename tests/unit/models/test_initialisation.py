@@ -175,4 +175,4 @@ def test_odd_heads_start_as_on_one_rank(inputs: TrainingInputs, monkeypatch: pyt
 def test_copies_of_a_tied_weight_start_alike(inputs: TrainingInputs, drawn_on: str) -> None:
     chain = chain_of(inputs, "tied", seed=13)
     first, last = Stage(chain, 0, len(chain.kinds) - 1), Stage(chain, len(chain.kinds) - 1, len(chain.kinds))
-    assert torch.equal(first.layers["word_embed"].embedding.weight, last.layers["head"].linear.weight)
+    assert torch.equal(first.links["word_embed"].embedding.weight, last.links["head"].linear.weight)

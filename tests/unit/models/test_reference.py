@@ -132,7 +132,7 @@ def test_the_loss_is_computed_in_fp32_from_the_logits_that_there_are(args: Names
 def test_the_head_computes_what_counts_and_nothing_else(args: Namespace, count: int) -> None:
     """Losses and every gradient are those of all tokens, weighted by zero where none counts; in chunks of rows too."""
     weights = random_weights(INTERNVL, args, seed=4)
-    head = build(INTERNVL, args, torch.float32, weights).layers["head"]
+    head = build(INTERNVL, args, torch.float32, weights).links["head"]
     generator = torch.Generator().manual_seed(5)
     hidden = torch.randn(1300, 1, LANGUAGE.hidden_size, generator=generator)
     labels = torch.randint(0, LANGUAGE.vocab_size, (1300,), generator=generator)

@@ -195,10 +195,10 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
 ) -> None:
     """All fields. An iteration takes what the executor needs for it, and what a step takes without any weights. Float8
     is measured of half precision's language layers alone."""
-    model, layers = harness.SMALL, TransferCosts(0.01, 0.002, 0.0003)
+    model, transfers = harness.SMALL, TransferCosts(0.01, 0.002, 0.0003)
     monkeypatch.setattr(profiler, "Stopwatch", Watch)
     monkeypatch.setattr(profiler, "KindMeasurement", Kind)
-    monkeypatch.setattr(profiler, "measure_transfers", lambda _: layers)
+    monkeypatch.setattr(profiler, "measure_transfers", lambda _: transfers)
     monkeypatch.setattr(profiler, "measure_actions", lambda *_: (0.5, 0.75, 0.125))
     monkeypatch.setattr(platform, "overhead_bytes", lambda: 77)
     monkeypatch.setattr(platform, "multiplies_float8", lambda: True)

@@ -251,7 +251,7 @@ def _rgb(frame: "VideoFrame", graphs: "dict[tuple[int, int, str], Graph]") -> ND
     if (graph := graphs.get(kind)) is None:
         graph = graphs[kind] = av.filter.Graph()
         source = graph.add_buffer(None, *kind, time_base=frame.time_base)
-        graph.layer_nodes(source, graph.add("format", "rgb24"), graph.add("buffersink")).configure()
+        graph.link_nodes(source, graph.add("format", "rgb24"), graph.add("buffersink")).configure()
     graph.push(frame)
     pixels = graph.pull().to_ndarray().astype(np.uint8, copy=False)
     return np.ascontiguousarray(np.rot90(pixels, _quarters(frame)))
