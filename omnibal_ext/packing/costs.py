@@ -147,7 +147,7 @@ class PackCosts:
 
 
 def are_patches(sizes: Sizes) -> bool:
-    """Whether a sample has more tiles than images are cut into."""
+    """Say whether a sample has more tiles than images are cut into."""
     most = sizes.most(VISION.size)
     return most > MOST_TILES
 

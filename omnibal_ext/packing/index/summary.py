@@ -103,7 +103,7 @@ class Summary:
     rejected_by_reason: dict[str, int]
     sources: list[dict[str, Any]]
     further: dict[Modality, FurtherSize] = field(default_factory=dict)
-    """Of modalities whose budgets are not in every index."""
+    """Figures of modalities whose budgets are not in every index."""
 
     def to_record(self) -> dict[str, Any]:
         """Return what `--json` prints: all figures by name; 0 of modalities that the corpus has none of."""
