@@ -91,10 +91,10 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 class RateColumn(ProgressColumn):
-    """Items a second."""
+    """Column of items a second."""
 
     def render(self, task: Task) -> Text:
-        """The rate so far."""
+        """Return the rate so far."""
         return Text(f"{task.speed or 0:,.0f}/s")
 
 

@@ -30,24 +30,24 @@ One = TypeVar("One")
 
 @dataclass(frozen=True)
 class Extra:
-    """A tensor that one link of a chain (`giver`) makes and others (`takers`) use."""
+    """Tensor that one layer of a chain (`giver`) makes and others (`takers`) use."""
 
     name: str
     giver: int
     takers: tuple[int, ...]
-    """Links, ascending."""
+    """Layers that use it, ascending."""
     shape: tuple[int, ...] = ()
     """Shape of one row; (): the tensor has the shape of the hidden states."""
     rows: int = 1
-    """Its rows per row of the hidden states; 0: one row in total."""
+    """Rows of it per row of the hidden states; 0: one row in total."""
     of: Modality | None = None
     """Packs without inputs of this modality do not have it; None: every pack has it."""
     added: bool = False
-    """It is added to its taker's output, not read by the taker's module."""
+    """Whether it is added to its taker's output, not read by the taker's module."""
     passing: Modality | None = None
-    """It is what this modality's last link gives: the hidden states that enter its giver, as many as `at` sets."""
+    """Modality whose last layer gives it: the hidden states that enter its giver, as many as `at` sets."""
     projected: Modality | None = None
-    """It is the tokens that its giver makes of this modality's rows, as many as `at` sets."""
+    """Modality of whose rows its giver makes these tokens, as many as `at` sets."""
 
     @property
     def counted(self) -> Modality | None:
@@ -60,7 +60,7 @@ class Extra:
         return replace(self, shape=(tokens[self.counted], *self.shape)) if self.counted else self
 
     def enters(self, link: int) -> bool:
-        """Whether it is passed to a link, or through it."""
+        """Say whether it is passed to a layer, or through it."""
         return self.giver < link <= self.takers[-1]
 
     def shape_of(self, rows: int, width: int) -> tuple[int, ...]:

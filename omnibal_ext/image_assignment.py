@@ -15,7 +15,7 @@ from math import gcd
 from omnibal_ext.modalities.modality import VISION, Size
 
 Units = tuple[tuple[int, ...], ...]
-"""Of every unit the sizes of its inputs."""
+"""Sizes of the inputs of every unit."""
 
 
 def unit_costs(units: Mapping[Size, Units], rates: Mapping[Size, float]) -> tuple[float, ...]:
@@ -62,7 +62,7 @@ class EncoderRank:
     """`rates` of the plan's tower."""
 
     def takes(self, units: tuple[float, ...], microbatch: int) -> list[bool]:
-        """For each of a pack's units (by its cost, `unit_costs`) whether this rank encodes it."""
+        """Return for each of a pack's units (by its cost, `unit_costs`) whether this rank encodes it."""
         ranks = parts_of(self.parts, microbatch)
         if self.rank not in ranks:
             return [False] * len(units)
@@ -71,12 +71,14 @@ class EncoderRank:
 
 
 def parts_of(parts: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:
-    """The pipeline ranks that encode a microbatch; the plan's list is repeated for more microbatches than it has."""
+    """Return the pipeline ranks that encode a microbatch; the plan's list is repeated for more microbatches than it
+    has."""
     return parts[microbatch % len(parts)]
 
 
 def _step(workers: int) -> int:
-    """Distance between the first workers of successive microbatches: coprime to `workers`, about 0.618 of them."""
+    """Return the distance between the first workers of successive microbatches: coprime to `workers`, about 0.618 of
+    them."""
     return min(
         (step for step in range(1, workers + 1) if gcd(step, workers) == 1), key=lambda n: abs(n - 0.618 * workers)
     )

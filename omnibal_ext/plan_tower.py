@@ -4,7 +4,7 @@
     tower     [0, 4): whole copies on every rank  stage 0             stage 1
 
 Every rank of a replica (pipeline x tensor ranks) has a working copy of the tower and encodes a share of the images of
-some microbatches; each of the tower's links is owned by one rank, in whose stage the optimizer and checkpoints see it.
+some microbatches; each of the tower's layers is owned by one rank, in whose stage the optimizer and checkpoints see it.
 In models with further encoders, the tower is the first encoders of the chain, or all.
 """
 
@@ -21,13 +21,13 @@ from omnibal_ext.trained import Trained
 
 
 def _named(values: Mapping[str, str]) -> str:
-    """A layout by the value of each encoder, in the order of the chain."""
+    """Name a layout by the value of each encoder, in the order of the chain."""
     found = [f"{one.name}={values[one.name]}" for one in ENCODED if one.name in values]
     return ",".join(found) if len({*values.values()}) > 1 else next(iter(values.values()))
 
 
 def tower_ends(chain: Collection[str]) -> dict[str, str]:
-    """Return the tower layouts other than "cut" of a model whose chain has these kinds of links: the kind before which
+    """Return the tower layouts other than "cut" of a model whose chain has these kinds of layers: the kind before which
     the replicated tower ends."""
     encoders, found = [one for one in ENCODED if one.kinds[0] in chain], {}
     for count in range(len(encoders), 0, -1):
@@ -45,7 +45,7 @@ def _layouts() -> list[str]:
 
 
 LAYOUTS = _layouts()
-"""Of all models."""
+"""Layouts of the tower that all models have."""
 
 
 def tower_layout(text: str) -> str:
@@ -57,26 +57,26 @@ def tower_layout(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The first links of the chain, of which every rank has a copy; stages hold the rest."""
+    """First layers of the chain, of which every rank has a copy; stages hold the rest."""
 
     links: int
-    """How many; the chain's next one is one of `tower_ends`."""
+    """Number of layers; the chain's next one is one of `tower_ends`."""
     owners: tuple[int, ...]
-    """Of every link, the rank of a replica that owns its weights: pipeline rank * tensor ranks + tensor rank."""
+    """Rank of a replica that owns the weights of each layer: pipeline rank * tensor ranks + tensor rank."""
     parts: tuple[tuple[int, ...], ...]
-    """Of every microbatch, the pipeline ranks that encode its images, ascending."""
+    """Pipeline ranks that encode the images of each microbatch, ascending."""
     mode: str = "bubbles"
     """When E and V run: "first" and last; in "bubbles"; "ahead": the tower is frozen, and E are of the next
     iteration."""
     recompute: tuple[int, ...] = ()
     """Layer ids of which only the input is kept from E to V."""
     rates: Mapping[Size, float] = field(default_factory=lambda: {VISION.size: 1.0}, hash=False)
-    """What a unit of each size of its encoders (`chain.sizes_of` its links) takes to encode, in units of the last: by
-    these, inputs are assigned."""
+    """Time to encode a unit of each size of its encoders (`chain.sizes_of` its layers), in units of the last: by these,
+    inputs are assigned."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], chain: Sequence[str]) -> "Tower":
-        """Of plan.json's entry, its format checked. In older plans `again` recomputes the whole tower."""
+        """Read plan.json's entry, its format checked. In older plans `again` recomputes the whole tower."""
         links, recompute = record["links"], record.get("recompute", ())
         if record.get("again"):
             recompute = [link for link, kind in enumerate(chain[:links]) if kind in RECOMPUTABLE_KINDS]
@@ -88,7 +88,7 @@ class Tower:
         return cls(links, tuple(record["owners"]), parts, record["mode"], tuple(recompute), rates)
 
     def to_record(self) -> dict[str, Any]:
-        """What plan.json holds."""
+        """Return what plan.json holds."""
         lists = {"owners": list(self.owners), "parts": [*map(list, self.parts)], "recompute": list(self.recompute)}
         rates = {one.rate: self.rates[one.size] for one in FURTHER if one.size in self.rates}
         further = {"sizes": list(self.rates), **rates} if rates else {}
@@ -96,7 +96,7 @@ class Tower:
 
     @property
     def beside(self) -> Beside:
-        """As lists of actions know it."""
+        """Microbatches' ranks, as lists of actions know them."""
         return Beside(self.parts, self.mode == "ahead")
 
     def validate(
@@ -106,7 +106,7 @@ class Tower:
         microbatches: int,
         trained: Trained,
     ) -> None:
-        """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming link or microbatch."""
+        """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming layer or microbatch."""
         ends = {end: list(chain).index(end) for end in tower_ends(chain).values() if end in chain}
         if self.links not in ends.values():
             where = " or ".join(f"{end}, link {link}" for end, link in ends.items())
@@ -142,8 +142,8 @@ class Tower:
 
 
 def choice_in_words(said: Mapping[str, Any], tower: Tower | None) -> str:
-    """Whether the tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either
-    layout's predicted iteration and speed relative to the language model alone, or why it has no plan."""
+    """Say whether the tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either layout's
+    predicted iteration and speed relative to the language model alone, or why it has no plan."""
     words, text_only = [], said.get("text_only_step_seconds")
     for layout in LAYOUTS:
         if step := said.get(f"{layout}_step_seconds"):

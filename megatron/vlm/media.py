@@ -32,12 +32,12 @@ def together(size: int) -> Units:
 
 @dataclass(frozen=True)
 class Media:
-    """The inputs of one encoder, such as mel frames of sounds. A stage gets only the tensors that its links need."""
+    """Inputs of one encoder, such as mel frames of sounds. A stage gets only the tensors that its layers need."""
 
     units: Units = ()
-    """Of the entire pack; of the shard of a wide pack those here."""
+    """Units of the entire pack; of the shard of a wide pack those here."""
     encodes: tuple[bool, ...] = ()
-    """For each unit whether this rank encodes it; (): it encodes all."""
+    """Whether this rank encodes each unit; (): it encodes all."""
     values: Tensor | None = None
     """What the encoder reads of the inputs here, end to end: fp32 [frames, mel bins]."""
     positions: Tensor | None = None
@@ -45,7 +45,7 @@ class Media:
 
     @cached_property
     def kept(self) -> Units:
-        """Those of `units` that this rank encodes."""
+        """Units that this rank encodes."""
         return tuple(compress(self.units, self.encodes)) if self.encodes else self.units
 
     @cached_property
@@ -86,19 +86,19 @@ class Images(Media):
     """
 
     statistics: PixelStatistics | None = None
-    """To normalise the pixels that were read."""
+    """Statistics to normalise the pixels that were read."""
     sources: Tensor | None = None
     """int64 [tokens] or [tokens, 4], of projected tokens, -1: a newline; None: in order."""
     weights: Tensor | None = None
     """[tokens, 4], with 4 sources: their weights in a token."""
     grids: tuple[Grid, ...] = ()
-    """Of every image at native resolution, in order."""
+    """Grids of every image at native resolution, in order."""
     starts: tuple[int, ...] = ()
     """First token of each image, if the model needs it."""
     seconds: tuple[float, ...] = ()
-    """Of each of `grids` between two temporal steps; (): no video."""
+    """Seconds between two temporal steps of each of `grids`; (): no video."""
     turns: tuple[tuple[int, ...], ...] = ()
-    """Of each of `grids`: alternating runs of a video's tokens and its sound's; (): no video is heard."""
+    """Alternating runs, for each of `grids`, of a video's tokens and its sound's; (): no video is heard."""
 
     @classmethod
     def of(cls, pack: "HasMedia") -> "Images":
