@@ -225,8 +225,7 @@ def flag_with_value(flag: str, value: object) -> str:
 
 
 def as_flags(values: Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return {flag: value} of these attributes, for another program that has the same flags; without those that are
-    None."""
+    """Return {flag: value} of these attributes that are not None, for another program with the same flags."""
     return {flag_name(name): value for name in names if (value := getattr(values, name)) is not None}
 
 
@@ -244,8 +243,7 @@ def without_defaults(parser: ArgumentParser) -> Iterator[None]:
 
 
 def flag_value(flag: str, words: Sequence[str]) -> str | None:
-    """Return the value of a flag on a command line, the last if repeated; "": it has no value; None: it is not
-    there."""
+    """Return a flag's value on a command line, the last if repeated; "": it has none; None: it is not there."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(flag, dest="given", nargs="?", const="")
     given: str | None = parser.parse_known_args(words)[0].given
@@ -308,8 +306,7 @@ SYNONYMS = {flag: here for here, flags in _FLAGS.items() for flag in flags.split
 
 
 def suggestion(flag: str, known: Iterable[str], near: float = 0.7) -> str:
-    """Return, for an unknown flag, its name here or the most similar flags of `known`, in words; "": none is
-    similar."""
+    """Return for an unknown flag its name here, or the most similar flags of `known`, in words; "": none."""
     if flag in SYNONYMS:
         return f"here it is {SYNONYMS[flag]}"
     nearest = difflib.get_close_matches(flag, [*known], 2, near)

@@ -71,14 +71,12 @@ class EncoderRank:
 
 
 def parts_of(parts: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:
-    """Return the pipeline ranks that encode a microbatch; the plan's list is repeated for more microbatches than it
-    has."""
+    """Return the pipeline ranks that encode a microbatch; beyond the plan's list it is repeated."""
     return parts[microbatch % len(parts)]
 
 
 def _step(workers: int) -> int:
-    """Return the distance between the first workers of successive microbatches: coprime to `workers`, about 0.618 of
-    them."""
+    """Return the distance of the first workers of successive microbatches: coprime to `workers`, about .618 of them."""
     return min(
         (step for step in range(1, workers + 1) if gcd(step, workers) == 1), key=lambda n: abs(n - 0.618 * workers)
     )

@@ -15,7 +15,7 @@ STREAMS = {1: "stdout", 2: "stderr"}
 
 
 def printable(text: str) -> str:
-    """Return the text in one line; non-printable characters are escaped as in Python: \n, \x1b."""
+    """Return the text in one line; non-printable characters are escaped as in Python: \\n, \\x1b."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -97,8 +97,7 @@ class Plan:
         virtual_pipeline_model_parallel_size: int = 1,
         **fields: Any,
     ) -> "Plan":
-        """Return a validated plan with a new stage at every layer id in `cuts` (ascending, without 0 and the chain's
-        end).
+        """Return a validated plan with a new stage at each layer id in `cuts` (ascending, without 0 and the end).
 
         `recompute` and `recompute_cheap` list layer ids per stage, see `StagePlan`.
         """

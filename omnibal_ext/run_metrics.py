@@ -62,8 +62,7 @@ def loss_text(loss: float | None, digits: int) -> str:
 
 
 def training_intervals(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of intervals of training, in order; of an interval that was repeated after a resume, the last
-    one.
+    """Return the lines of intervals of training, in order; of an interval repeated after a resume, the last.
 
     An incomplete last line is left out; without a file there are none.
     """

@@ -122,8 +122,7 @@ class Sizes:
 
 
 def sizes_files(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the sizes files that `paths` name: a file itself, or those of a JSON object `{SET: {"token_lengths":
-    FILE}}`.
+    """Return the sizes files that `paths` name: files, or those of a JSON object `{SET: {"token_lengths": FILE}}`.
 
     FILE starts from the folder of that object's file. Sets without `token_lengths` are passed over.
 

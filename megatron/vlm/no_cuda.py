@@ -89,8 +89,7 @@ class _Stream:
 
 
 def _returns(value: object) -> Callable[..., Any]:
-    """Return a new function that takes anything and returns `value` (torch wants one function a name, not one for
-    several)."""
+    """Make a new function that takes anything and returns `value` (torch wants one function a name)."""
     return lambda *_, **__: value
 
 

@@ -154,8 +154,7 @@ def overhead_bytes() -> float:
 
 
 def allocated_bytes() -> int | None:
-    """Return the bytes of tensors on this rank's device, as its allocator says without waiting; None: there is no
-    GPU."""
+    """Return the bytes of tensors on this rank's device, by its allocator without waiting; None without a GPU."""
     return int(torch.cuda.memory_allocated()) if HAS_CUDA else None
 
 
@@ -305,8 +304,7 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
 
 
 def empty_groups_are_left_out() -> bool:
-    """Say whether torch's grouped product leaves the result of an empty sum unwritten: reported of GPUs after
-    Hopper."""
+    """Say whether torch's grouped product leaves an empty sum unwritten: reported of GPUs after Hopper."""
     return HAS_CUDA and torch.cuda.get_device_capability()[0] > 9
 
 

@@ -85,7 +85,7 @@ class Trainer:
         self.bad_samples = {
             True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)
         }  # fmt: skip
-        """By whether training: of the training data, of the held-out data."""
+        """Bad samples of the training data (True) and of the held-out data (False)."""
         self.teams = Teams()
         self.hosts = Hosts()
         self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
@@ -116,8 +116,7 @@ class Trainer:
         return Stage(chain, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, pg_collection, owned)
 
     def datasets(self, _: Any, vp_stage: int | None = None) -> tuple[Packs, Packs | None, None]:
-        """Return (training microbatches of this rank from the checkpoint's position, held-out ones from the first,
-        None)."""
+        """Return (training microbatches of this rank from the checkpoint's position, held-out ones, None)."""
         args = self.args
         train = self._dataset(args.data, args.packs, vp_stage)
         microbatches = args.global_batch_size // args.data_parallel_size

@@ -46,8 +46,7 @@ def why_foreign(folder: Path) -> str:
 
 
 def why_foreign_beside(package: Path) -> str:
-    """Return the same of what numba has compiled into __pycache__ of a package: who may write its sources may do so
-    there."""
+    """Return the same of numba's code in __pycache__ of a package: who may write its sources may do so there."""
     for folder, names, _ in os.walk(package):
         if "__pycache__" not in names:
             continue

@@ -36,8 +36,7 @@ def lock_of(output: Path) -> Path:
 
 @contextmanager
 def working_on(output: Path, exclusive: bool = True) -> Iterator[None]:
-    """Hold the lock of `output` inside the block, and wait for it, with a line on stderr. Not `exclusive`: a shared
-    lock.
+    """Hold the lock of `output`, and wait for it, with a line on stderr. Not `exclusive`: a shared lock.
 
     Another program may have made the output in the meantime.
     """

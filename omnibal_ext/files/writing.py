@@ -25,8 +25,7 @@ DEVICES = ("/dev", "/proc")
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn errors of the system that name no file, as those of numpy and of a full disk, into a UserError about
-    `path`."""
+    """Turn errors of the system that name no file, as numpy's and a full disk's, into a UserError about `path`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where tokens stand: M-RoPE's time, row and column of words, images and videos (arXiv 2409.12191)."""
+"""Positions of tokens: M-RoPE's time, row and column of words, images and videos (arXiv 2409.12191)."""
 
 from collections.abc import Sequence
 from operator import itemgetter

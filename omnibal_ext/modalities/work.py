@@ -62,11 +62,9 @@ class Work:
 
 
 def passes(h: int, key_value: int, activations: int, others: float) -> float:
-    """Count reads and writes, in multiples of the hidden states, by unfused operations.
-
-    Two norms (4), two residuals (6), attention's inputs and output (2, key and value), the activation function's input
-    and output; `others`: norm of query and key (4), branch norms (4), LayerScale (4), rotation.
-    """
+    """Count reads and writes of n h numbers by unfused operations: two norms (4), two residuals (6), attention's inputs
+    and output (2, key and value), the activation function's input and output; `others`: norm of query and key (4),
+    branch norms (4), LayerScale (4), rotation."""
     return 4 + 6 + 2 + (key_value + activations) / h + others
 
 

@@ -82,8 +82,7 @@ class Way:
 
 
 def ways(options: PackOptions, batches: Sequence[int]) -> list[Way]:
-    """List ways to batch within the same budgets; padded ones with each number of samples. The last is this
-    project's."""
+    """List ways to batch within the same budgets; padded ones with each number of samples. The last is ours."""
     sized = [replace(options, samples_per_pack=batch) for batch in batches]
     return [
         *(Way(f"{one.samples_per_pack} random, padded", replace(one, method="random")) for one in sized),

@@ -130,8 +130,7 @@ class _Bounded:
 def _ring(*_: object) -> None:
     """Raise CostError in work that has run for `SECONDS`; without work turn the alarm off.
 
-    The alarm rings after `SECONDS`, then every quarter of them. Setting it for each work would take longer than most
-    work does.
+    It rings after `SECONDS`, then every quarter of them: setting it for each work would take longer than most work.
     """
     if not _Bounded.active:
         _Bounded.process = 0

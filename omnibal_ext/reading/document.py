@@ -16,8 +16,7 @@ MOST_DEPTH = 64
 
 
 def read_json(path: PathLike, check: Check[Value], remedy: str, most_bytes: int = MOST_BYTES) -> Value:
-    """Return the checked value of a JSON file. Raises UserError naming the file, the path of the value and the
-    remedy."""
+    """Return the checked value of a JSON file. Raises UserError naming the file, the value's path and the remedy."""
     content = read_bytes(path, remedy, most_bytes)
     try:
         return check("", decode(content))
@@ -26,8 +25,7 @@ def read_json(path: PathLike, check: Check[Value], remedy: str, most_bytes: int 
 
 
 def decode(content: bytes) -> Any:
-    """Return the value of a JSON text in UTF-8. Raises UserError for invalid JSON, or nesting deeper than
-    `MOST_DEPTH`."""
+    """Return the value of a JSON text in UTF-8. Raises UserError for invalid JSON, or deeper than `MOST_DEPTH`."""
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError, MemoryError) as error:

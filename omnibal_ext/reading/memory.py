@@ -59,8 +59,7 @@ def work_apart() -> None:
 
 @contextmanager
 def memory_beyond(size: int) -> Iterator[None]:
-    """Limit memory to `size` and `MOST_BEYOND` more bytes inside the block, in a process that works apart
-    (`work_apart`)."""
+    """Limit memory to `size` and `MOST_BEYOND` bytes more, in a process that works apart (`work_apart`)."""
     if os.getpid() not in _apart:
         yield
         return

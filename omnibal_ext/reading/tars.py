@@ -122,7 +122,7 @@ def _member(header: tarfile.TarInfo, given: dict[str, str], offset: int, start: 
 
 
 def _records(content: bytes, position: int) -> dict[str, str]:
-    """Return name, size, target or sparseness, as an extended header says them in records of "LENGTH KEY=VALUE\n"."""
+    """Return name, size, target or sparseness as an extended header says them, in records of "LENGTH KEY=VALUE\\n"."""
     found, at = {}, 0
     while at < len(content) and content[at]:
         digits = content[at : at + 8].partition(b" ")[0]

@@ -87,8 +87,7 @@ def _samples(index: PackedIndex, microbatches: int) -> float:
 
 
 def _wide_packs(random: PackedIndex, problem: LayoutProblem) -> PackSizes:
-    """Return the packs of padded batches, which exceed the profile's budgets: those of a copy of the profile are
-    raised."""
+    """Return the packs of padded batches, which exceed the profile's budgets: a copy's are raised."""
     wide = replace(problem.profile, budgets=random.budgets)
     return packs_of_index(random, wide, problem.microbatches, 8)
 

@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes, what limits it, and what changes are predicted to gain.
+"""The time of an iteration by cause, what limits it, and what changes are predicted to gain.
 
 All ranks' time (lanes x length of the iteration) is divided by cause:
 

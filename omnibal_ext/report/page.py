@@ -272,8 +272,7 @@ class SubjectView:
 
 
 def report(subjects: Sequence[Subject], packings: Sequence[PackingView] = ()) -> str:
-    """Return the HTML page about plans and runs (or none), next to each other where there are several, and packed
-    indexes."""
+    """Return the HTML page about plans and runs (or none), next to each other, and packed indexes."""
     views = [SubjectView.of(subject) for subject in subjects]
     causes = [(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES]
     template = TEMPLATES.get_template("report.html")

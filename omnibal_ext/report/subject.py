@@ -155,8 +155,7 @@ class Subject:
         return self._of_ranks(lambda lane: max(held for _, held in lane.held) / 2**20 if lane.held else None)
 
     def _of_ranks(self, figure: Callable[[Lane], float | None]) -> Curves:
-        """Return `figure` of every pipeline rank of the first replica in each recorded iteration, where it is not
-        None."""
+        """Return `figure` of every pipeline rank of the first replica in each recorded iteration, if it has one."""
         curves: Curves = {}
         for record in self.records:
             for lane in self.measured_of(record).lanes:

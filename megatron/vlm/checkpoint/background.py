@@ -126,8 +126,7 @@ def _write_or_raise(*arguments: Any, **named: Any) -> Any:
 
 
 def _results(self: Any) -> Any:
-    """Return results as core's function; an error of the queue, or the end of the writer, is one of this rank's
-    write."""
+    """Return results as core's function; an error of the queue, or the writer's end, is one of this rank's write."""
     try:
         found = _RESULTS(self)
     except (OSError, EOFError) as error:

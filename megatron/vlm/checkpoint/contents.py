@@ -123,8 +123,7 @@ def _layout(name: Any) -> torch.layout:
 
 
 def _member(kind: Any, name: Any) -> Any:
-    """Return a member of an enumeration, as Python before 3.11.4 pickles it: by getattr, which is given nothing
-    else."""
+    """Return a member of an enumeration, which Python before 3.11.4 pickles by getattr: it is given nothing else."""
     if type(kind) is not Name or not kind.members or type(name) is not str or name not in kind.members:
         _refuse("it names builtins.getattr, which no checkpoint needs of anything but enumerations")
     return kind.members[name]

@@ -166,8 +166,7 @@ class Checkpoints:
         raise UserError(no_complete_save(self.folder, faults))
 
     def first_weights(self, step: int | None = None, trust: bool = False) -> Save:
-        """Return the first candidate, for --from. Raises UserError if it is damaged: an older save is no substitute
-        there."""
+        """Return the first candidate, for --from. Raises UserError if it is damaged: an older save is no substitute."""
         complete, first = self.newest(step, trust), self.candidates(step)[0]
         try:
             first.check(trust)

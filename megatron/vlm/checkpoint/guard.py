@@ -121,8 +121,7 @@ class Saving:
         self._finalize(blocking, terminate)
 
     def write(self, state: Any, path: str, *arguments: Any, **named: Any) -> Any:
-        """Write a state in place of `dist_checkpointing.save`, or return the request to write it, and seal it
-        afterwards."""
+        """Write a state in place of `dist_checkpointing.save`, or return the request to write it, and seal it."""
         run = on_first_rank(lambda: dict(self.describe()))
         drop_copies(state)
         request = self._write(state, path, *arguments, **named)

@@ -27,8 +27,7 @@ def unpickle(data: bytes) -> Any:
 
 
 class _Machine:
-    """Interpreter of a pickle: instructions take the place in `data` behind their code, and return that of the next
-    one."""
+    """Interpreter of a pickle: an instruction takes the place in `data` behind its code, and returns the next one's."""
 
     __slots__ = ("data", "marks", "memo", "stack", "unfilled")
 

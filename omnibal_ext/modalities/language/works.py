@@ -80,8 +80,7 @@ def attention(mixer: Attention, t: int) -> Mixer:
 
 
 def linear_attention(linear: LinearAttention, t: int) -> Mixer:
-    """Count Gated DeltaNet by flash-linear-attention's kernels, its groups padded to divide over `t` tensor-parallel
-    ranks.
+    """Count Gated DeltaNet by flash-linear-attention's kernels, its groups padded to divide over `t` ranks.
 
     Operations in a chunk: K K^T, Q K^T, the triangular system and products with its solution. On the state: reads by
     keys and queries, and the update.

@@ -192,13 +192,11 @@ class TilingRule(ABC):
         return Places(len(image.grids))
 
     def order(self, image: TiledImage, tokens_per_tile: float) -> FeatureOrder:
-        """Return which of its tiles' features each of an image's tokens is. Raises UserError where it cannot be
-        known."""
+        """Return which of its tiles' features each of an image's tokens is. Raises UserError if it is not known."""
         return FeatureOrder(np.arange(int(image.tiles * tokens_per_tile)))
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return the flags of preprocessing that a folder's processor sets. Raises UserError naming an unsupported
-        field.
+        """Return flags of preprocessing that a folder's processor sets. Raises UserError naming an unsupported field.
 
         As it stands: limits of tiles, in transformers' InternVL processor.
         """

@@ -107,8 +107,7 @@ def _matrix(architecture: "Architecture") -> _Numbers:
 
 
 def _gated(architecture: "Architecture") -> _Numbers:
-    """Count, after the ViT's norm, a matrix that merges a square into one token, a matrix, a norm, GELU and a gated
-    MLP."""
+    """Count, after the ViT's norm, a matrix that merges a square, a matrix, a norm, GELU and a gated MLP."""
     joined, out, inner = architecture.joined_width, architecture.language.hidden_size, architecture.merger_width
     kept, late = (joined + 4 * out, 3 * inner), (joined + 3 * out, 2 * out + 3 * inner)
     return _Numbers(*kept, *late, joined + out)

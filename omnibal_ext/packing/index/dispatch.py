@@ -31,7 +31,7 @@ class PackStream:
     def __init__(
         self, index: PackedIndex, data_parallel_size: int, micro_batches: int, last_iteration: str | None = None
     ) -> None:
-        """Read an index for these ranks; `last_iteration`: by default the index's. Raises UserError for another global
+        """Read an index for these ranks; `last_iteration`: None: the index's. Raises UserError for another global
         batch."""
         if data_parallel_size < 1 or micro_batches < 1:
             raise UserError(
