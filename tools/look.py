@@ -230,7 +230,7 @@ def batches(found: Comparison) -> tuple[list[str], Rows]:
 
 
 def steps(found: Comparison, ranks: int) -> tuple[list[str], Rows]:
-    """Return columns and rows of one number of ranks, empty for an order of another."""
+    """Return the columns and rows of a number of ranks; cells are empty for an order made for another number."""
     best = found.ways[-1].on_ranks[ranks]
     each = (way.on_ranks.get(ranks) for way in found.ways)
     rows: Rows = [

@@ -86,7 +86,7 @@ def _named(name: str, remedy: str) -> Any:
 
 
 def _finite(differences: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Return the same with None for what is no number, which JSON does not have."""
+    """Replace what is no number by None, as JSON does not have it."""
     return {kernel: {check: value if isfinite(value) else None for check, value in found.items()}
             for kernel, found in differences.items()}  # fmt: skip
 

@@ -69,8 +69,8 @@ class Media:
         return words.index_copy(0, self.positions, tokens.to(words.dtype))
 
     def arrived(self, send: Callable[[Tensor], Tensor]) -> Self:
-        """Return it with values as the encoder reads them; `send`: from the tensor-parallel rank that has read them to
-        the others."""
+        """Return the media with values as the encoder reads them; `send`: from the tensor-parallel rank that has read
+        them to the others."""
         return self if self.values is None else replace(self, values=send(self.values))
 
 
@@ -108,7 +108,7 @@ class Images(Media):
         return found
 
     def arrived(self, send: Callable[[Tensor], Tensor]) -> Self:
-        """Return it with normalised pixels."""
+        """Return the images with normalised pixels."""
         if self.values is None or self.statistics is None:
             return self
         return replace(self, values=normalise(send(self.values), self.statistics), statistics=None)

@@ -277,7 +277,7 @@ class Reading:
             self._event.record()
 
     def numbers(self) -> Any:
-        """Return them as nested lists. Waits until they are here."""
+        """Return the tensor's numbers as nested lists. Waits until they are here."""
         if self._event is not None:
             self._event.synchronize()
         return self._here.tolist()

@@ -33,7 +33,7 @@ class WeightBytes:
 
     @staticmethod
     def of(flags: Any, half: bool = True) -> "WeightBytes":
-        """Return those of a run with these flags, whose precisions are named or torch's; `half`: not in fp32."""
+        """Return the bytes of a run with these flags, whose precisions are named or torch's; `half`: not in fp32."""
         if not half:
             return WeightBytes(4, 4, 8)
         if not getattr(flags, AWARE):

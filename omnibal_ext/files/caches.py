@@ -46,7 +46,7 @@ def why_foreign(folder: Path) -> str:
 
 
 def why_foreign_beside(package: Path) -> str:
-    """Return the same of numba's code in __pycache__ of a package: who may write its sources may do so there."""
+    """Return what others may write of numba's code in __pycache__ of a package, beyond who may write its sources."""
     for folder, names, _ in os.walk(package):
         if "__pycache__" not in names:
             continue

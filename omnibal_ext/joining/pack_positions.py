@@ -65,7 +65,7 @@ def pack_positions(
 
 
 def positions_by_kind(kinds: Any, bounds: Any, image_grids: Any = None, video_grids: Any = None) -> Any:
-    """Return the same of a model that is not known, of transformers' `mm_token_type_ids` [T]: int64 [3, T].
+    """Return positions as `pack_positions`, by transformers' `mm_token_type_ids` [T]: int64 [3, T].
 
     All models that have both of these place images alike. Raises UserError for sounds and films of several steps.
     """
@@ -167,7 +167,7 @@ class _Run(NamedTuple):
 
 
 def _runs(kinds: NDArray[Any]) -> list[_Run]:
-    """Return those of a sample's tokens that are no words."""
+    """Return the runs of a sample's tokens that are no words."""
     edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
     found: list[_Run] = []
     for begin, end in pairwise(edges):

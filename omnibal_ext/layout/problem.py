@@ -293,7 +293,8 @@ class LayoutProblem:
         return self._slowest(self._case_seconds(held, again, layout.edges))
 
     def step_seconds_of_counts(self, held: Ints, again: Ints, edges: Sequence[int]) -> float:
-        """Return `step_seconds` from int64 [stages, columns] and [stages, options] counts and the cuts."""
+        """Return the step seconds of a layout given as counts, int64 [stages, columns] and [stages, options], and
+        cuts."""
         return self.over_cases(self._case_seconds(held, again, edges))
 
     def _case_seconds(self, held: Ints, again: Ints, edges: Sequence[int]) -> Floats:

@@ -61,5 +61,5 @@ class EncoderArchitecture(ABC):
 
     @classmethod
     def among(cls, further: Iterable["EncoderArchitecture"]) -> Self:
-        """Return those of this class among a model's, which has such an encoder."""
+        """Return the encoder of this class among a model's further ones, which have it."""
         return next(one for one in further if isinstance(one, cls))

@@ -45,7 +45,7 @@ class Gathers:
         self._wait(self._last.get(module, -1))
 
     def await_weights(self, weights: Collection[torch.nn.Parameter]) -> None:
-        """Wait for these weights."""
+        """Wait until these weights have been gathered."""
         held = set(weights)
         places = [
             place

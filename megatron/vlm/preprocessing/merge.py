@@ -42,7 +42,7 @@ def of_samples(recipe: Recipe) -> tuple[str, ...]:
 
 
 def take_sizes(columns: dict[str, NDArray[Any]]) -> Sizes:
-    """Take the sizes out of arrays `of_samples`."""
+    """Remove the sizes from a part's arrays (`of_samples`), and return them."""
     more: dict[str, Any] = {size: columns.pop(size) for size in FURTHER_SIZES if size in columns}
     return Sizes.from_arrays(columns.pop("tiles"), columns.pop("lengths"), **more)
 

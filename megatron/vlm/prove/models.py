@@ -179,6 +179,6 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
-    """Do the same for a batch [B, T, heads, D], each row a sequence."""
+    """Attend as `flash_attn_varlen_func`, in a batch [B, T, heads, D], each row a sequence."""
     ends, flat = torch.arange(len(q) + 1, dtype=torch.int32) * q.shape[1], [one.flatten(0, 1) for one in (q, k, v)]
     return flash_attn_varlen_func(flat[0], flat[1], flat[2], ends, ends, **how).view_as(q)

@@ -88,7 +88,7 @@ class FilmRule(Rule):
 
     @property
     def decides(self) -> tuple[Any, ...]:
-        """All of it."""
+        """All fields, since all decide units and tokens."""
         return self.side, self.tokens, self.frames, self.tiling
 
     def __str__(self) -> str:

@@ -212,5 +212,5 @@ class OneTile(TilingRule):
     """Stretched to one tile."""
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return one tile."""
+        """Return the grid of one tile."""
         return (1, 1)

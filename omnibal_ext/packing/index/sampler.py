@@ -81,7 +81,7 @@ class PackBatchSampler:
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a position."""
+        """Continue at the position of a saved state."""
         self._step = int(state["step"])
 
 
