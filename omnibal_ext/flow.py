@@ -1,4 +1,4 @@
-"""Extras: tensors that links of the chain pass on in addition to the hidden states.
+"""Extras: tensors that layers of the chain pass on in addition to the hidden states.
 
     extra              from                           to                       models
     feature            a tower's layer                its projector            DeepStack (Qwen3-VL), ViP-LLaVA
@@ -11,7 +11,7 @@
     rows, tokens       the same; the projector        a projector; word        two encoders before one projector
                                                       embedding
 
-Each is passed on from the link that makes it to the last that uses it. This determines what a stage receives
+Each is passed on from the layer that makes it to the last that uses it. This determines what a stage receives
 (`megatron.vlm.models.flow`) and what the planner counts.
 """
 
@@ -73,13 +73,14 @@ class Extra:
 def encoder_extras(
     chain: Sequence[str], encoders: Mapping[Modality, Features], width: int, row_width: int = 1
 ) -> Iterator[Extra]:
-    """Yield the extras that a model's `encoders` give to links of this chain, which may begin behind the first of them.
+    """Yield the extras that a model's `encoders` give to layers of this chain, which may begin behind the first.
     `width`: of the language model's hidden states; `row_width`: of rows that another encoder's projector projects.
 
     Tokens of an encoder pass by the encoders behind it, to the word embedding. If another encoder's projector makes
     them, its rows pass by as far as that projector, and its tokens from there on. The giver is -1 where the chain
-    begins behind the link that gets them as hidden states. Features go from layers to the projector and, unless it
-    joins them, to the first language layers."""
+    begins behind the layer that gets them as hidden states. Features go from layers to the projector and, unless it
+    joins them, to the first language layers.
+    """
     words = chain.index(LANGUAGE.kinds[0])
     for before, behind in pairwise(one for one in ENCODED if one in encoders):
         giver = chain.index(behind.kinds[0]) if behind.kinds[0] in chain else -1
@@ -135,13 +136,13 @@ def blocks(extras: Iterable[Extra], width: int) -> int:
 
 
 def blocks_after(extras: Iterable[Extra], links: int, width: int) -> tuple[int, ...]:
-    """Return `blocks` of the extras passed on after every link of a chain."""
+    """Return `blocks` of the extras passed on after every layer of a chain."""
     extras = tuple(extras)
     return tuple(blocks([extra for extra in extras if extra.enters(link + 1)], width) for link in range(links))
 
 
 def features_after(chain: Sequence[str], encoders: Mapping[Modality, Features]) -> tuple[int, ...]:
-    """Return the number of features passed on with the output of every link."""
+    """Return the number of features passed on with the output of every layer."""
     return blocks_after([one for one in encoder_extras(chain, encoders, 1) if one.of], len(chain), 1)
 
 

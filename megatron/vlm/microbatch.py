@@ -186,7 +186,7 @@ class Microbatch:
         return self.with_tensors(Tensor.pin_memory)
 
     def with_tensors(self, change: Callable[[Tensor], Tensor | None]) -> "Microbatch":
-        """Change each tensor but meta tensors, which stand for what another rank will broadcast; return the result."""
+        """Return it with each tensor changed but meta tensors, in whose place another rank broadcasts."""
 
         def changed(tensor: Tensor) -> Tensor | None:
             return tensor if tensor.is_meta else change(tensor)

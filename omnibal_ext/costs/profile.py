@@ -286,8 +286,8 @@ class Profile:
 
     @property
     def tokens_after(self) -> dict[str, tuple[int, ...]]:
-        """Last link of an encoder whose tokens or rows pass by later encoders -> for every layer, 1 if they travel with
-        its output, else 0; they take as many bytes as the link's output."""
+        """Last layer of an encoder whose tokens or rows pass by later encoders -> for every layer, 1 if they travel
+        with its output, else 0; they take as many bytes as the layer's output."""
         found, links = dict[str, tuple[int, ...]](), range(1, len(self.chain) + 1)
         for one in encoder_extras(self.chain, self._encoders, 1):
             if one.counted:

@@ -1,6 +1,6 @@
 """Costs of a replicated tower: every rank encodes with all of it, without tensor parallelism.
 
-Every rank of a replica has a working copy of the tower's weights, and fp32 sums of their gradients. Each link has an
+Every rank of a replica has a working copy of the tower's weights, and fp32 sums of their gradients. Each layer has an
 owner, one rank of the replica. Once an iteration sums are reduced to the owners, and copies refreshed from them; owners
 take part in the data-parallel reduction and the optimizer step as for other weights.
 
@@ -26,7 +26,7 @@ SUM_BYTES = 4
 Load = Mapping[Size, Floats]
 """Sizes of packs, or of parts of them, that the tower's encoders take: arrays of one shape."""
 LAST = {one.size: one.kinds[-1] for one in ENCODED}
-"""Size -> the kind of link whose output is the encoder's."""
+"""Size -> the kind of layer whose output is the encoder's."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TowerCosts:
 
     profile: Profile
     links: int
-    """Number of the tower's links."""
+    """Number of the tower's layers."""
 
     @classmethod
     def of(cls, profile: Profile, links: int) -> "TowerCosts":
@@ -85,7 +85,7 @@ class TowerCosts:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Keys in the profile's `layers`, one for each link of the tower."""
+        """Keys in the profile's `layers`, one for each layer of the tower."""
         return self.profile.cost_kinds[: self.links]
 
     @cached_property
@@ -94,11 +94,11 @@ class TowerCosts:
         return self.profile.mode(self.kinds[-1]) != "idle"
 
     def forward(self, load: Load) -> Floats:
-        """Return the forward seconds of all links, elementwise."""
+        """Return the forward seconds of all layers, elementwise."""
         return self._seconds(load, self.kinds, backward=False)
 
     def backward(self, load: Load, recompute: tuple[int, ...] = ()) -> Floats:
-        """Return the backward seconds of all links, with recomputation of the links `recompute`, elementwise."""
+        """Return the backward seconds of all layers, with recomputation of the layers `recompute`, elementwise."""
         rerun = tuple(self.kinds[link] for link in recompute)
         return self._seconds(load, self.kinds, backward=True) + self._seconds(load, rerun, backward=False)
 
@@ -121,7 +121,7 @@ class TowerCosts:
         return kept / self.budgets[size]
 
     def working_bytes(self, size: Size, recompute: tuple[int, ...] = ()) -> float:
-        """Return peak extra bytes per tile or frame during V: recomputed activations of the encoder's largest link."""
+        """Return peak extra bytes per tile or frame during V: recomputed activations of the encoder's largest layer."""
         mine = (self.kinds[link] for link in recompute if self.trained and size_of(self.kinds[link]) == size)
         return max((self._cost(kind).saved_bytes for kind in mine), default=0.0) / self.budgets[size]
 
@@ -135,12 +135,12 @@ class TowerCosts:
 
     @property
     def vit_links(self) -> tuple[int, ...]:
-        """Numbers of the links that can be recomputed."""
+        """Numbers of the layers that can be recomputed."""
         return tuple(n for n, kind in enumerate(self.profile.chain[: self.links]) if kind in RECOMPUTABLE_KINDS)
 
     @cached_property
     def parameters(self) -> tuple[int, ...]:
-        """Number of parameters of every link. Raises UserError if the profile lacks them."""
+        """Number of parameters of every layer. Raises UserError if the profile lacks them."""
         of_kind = self.profile.parameters
         missing = [kind for kind in self.kinds if chain_kind(kind) not in of_kind and kind not in of_kind]
         if missing:
@@ -162,7 +162,7 @@ class TowerCosts:
         return self.copy_bytes * seconds_per_byte * self.trained
 
     def owner_bytes(self) -> list[float]:
-        """Return the bytes of every link on its owner: weights and, if trained, gradients and optimizer state."""
+        """Return the bytes of every layer on its owner: weights and, if trained, gradients and optimizer state."""
         return [self._cost(kind).weight_bytes for kind in self.kinds]
 
     def owner_seconds(self) -> list[float]:
@@ -174,7 +174,7 @@ class TowerCosts:
 
 
 def rest_profile(profile: Profile, links: int) -> Profile:
-    """Return the profile of the links that stages hold if the first `links` are replicated."""
+    """Return the profile of the layers that stages hold if the first `links` are replicated."""
     chain = profile.chain[links:]
     apart = {kind: layers for kind, layers in profile.layers_apart.items() if chain_kind(kind) in chain}
     carried, features = profile.carried_after[-len(chain) :], profile.feature_layers if "vit" in chain else ()
@@ -182,12 +182,12 @@ def rest_profile(profile: Profile, links: int) -> Profile:
 
 
 def language_profile(profile: Profile) -> Profile:
-    """Return the profile of the links from word_embed on."""
+    """Return the profile of the layers from word_embed on."""
     return rest_profile(profile, profile.chain.index("word_embed"))
 
 
 def owners_by_bytes(sizes: list[float], ranks: int) -> tuple[int, ...]:
-    """Return the owner of every link, from the bytes of each: largest first, to the rank with fewest bytes so far."""
+    """Return the owner of every layer, from the bytes of each: largest first, to the rank with fewest bytes so far."""
     held, owners = [0.0] * ranks, [0] * len(sizes)
     for link in sorted(range(len(sizes)), key=lambda link: (-sizes[link], link)):
         owners[link] = min(range(ranks), key=lambda rank: (held[rank], rank))

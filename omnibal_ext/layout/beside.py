@@ -81,16 +81,16 @@ class TowerBeside:
 
     @cached_property
     def fixed_bytes(self) -> Floats:
-        """float64 [ranks]: copies and sums; weights, gradients and optimizer state of the links that a rank owns."""
+        """float64 [ranks]: copies and sums; weights, gradients and optimizer state of the layers that a rank owns."""
         return self._most_owned(self.costs.owner_bytes()) + self.costs.copy_bytes
 
     @cached_property
     def step(self) -> Floats:
-        """Seconds once an iteration, float64 [ranks]: of owned links, and to exchange weights and gradients."""
+        """Seconds once an iteration, float64 [ranks]: of owned layers, and to exchange weights and gradients."""
         return self._most_owned(self.costs.owner_seconds()) + self.costs.exchange_seconds
 
     def _most_owned(self, of_links: list[float]) -> Floats:
-        """Sum a figure over the links that each rank owns; return its largest on a tensor rank: float64 [ranks]."""
+        """Sum a figure over the layers that each rank owns; return its largest on a tensor rank: float64 [ranks]."""
         owned = np.bincount(self.tower.owners, of_links, self.ranks * self.tensor)
         return np.asarray(owned.reshape(self.ranks, self.tensor).max(axis=1), dtype=np.float64)
 

@@ -46,7 +46,8 @@ class Layout:
         return self.recompute[stage], self.recompute_cheap[stage] if self.recompute_cheap else ()
 
     def moved(self, by: int) -> "Layout":
-        """Return the layout with `by` added to its cuts and layer ids: for a chain with so many more links in front."""
+        """Return the layout with `by` added to its cuts and layer ids: for a chain with so many more layers in
+        front."""
         recompute, cheap = (
             tuple(tuple(layer + by for layer in ids) for ids in stages)
             for stages in (self.recompute, self.recompute_cheap)
@@ -90,12 +91,12 @@ class LayoutProblem:
 
     @property
     def whole_profile(self) -> Profile:
-        """Profile of the whole chain, the tower's links included."""
+        """Profile of the whole chain, the tower's layers included."""
         return self.beside.profile if self.beside else self.profile
 
     @property
     def links_beside(self) -> int:
-        """Number of a replicated tower's links, which are before the chain that is cut."""
+        """Number of a replicated tower's layers, which are before the chain that is cut."""
         return self.beside.tower.links if self.beside else 0
 
     @property

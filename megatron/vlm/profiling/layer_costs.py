@@ -229,7 +229,7 @@ def recompute(stage: Stage, enabled: bool) -> None:
 
 
 def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
-    """Return (first, count) of up to `LAYERS` consecutive links of a kind."""
+    """Return (first, count) of up to `LAYERS` consecutive layers of a kind."""
     for count in range(LAYERS, 0, -1):
         starts = [i for i in range(len(kinds)) if tuple(kinds[i : i + count]) == (kind,) * count]
         if starts:

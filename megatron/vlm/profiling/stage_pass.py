@@ -25,7 +25,7 @@ from omnibal_ext.modalities.modality import Size
 
 
 def wrapped_stage(chain: Chain, first: int, end: int, recompute_cheap: bool = False) -> Any:
-    """Build links [first, end) as a stage in Megatron's DDP wrapper, which accumulates gradients as in training.
+    """Build layers [first, end) as a stage in Megatron's DDP wrapper, which accumulates gradients as in training.
 
     `recompute_cheap`: build it to recompute norms and activation functions.
     """
