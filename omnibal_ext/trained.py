@@ -34,4 +34,4 @@ class Trained:
 
 
 ALL = Trained()
-"""All weights."""
+"""Value for training all weights."""

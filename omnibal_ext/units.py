@@ -1,7 +1,7 @@
 """Units of bytes in messages."""
 
 GIB = 2**30
-"""Bytes."""
+"""Bytes of a GiB."""
 SHOWN_AS = (("GiB", GIB, 0.1), ("MiB", 2**20, 1.0), ("KiB", 2**10, 1.0))
 """(unit, bytes, least number of units for a size to be shown in this unit)."""
 

@@ -115,7 +115,7 @@ class Images(Media):
 
 
 class HasMedia(Protocol):
-    """A microbatch."""
+    """Protocol of a microbatch, as far as its media go."""
 
     @property
     def media(self) -> Mapping[Size, Media]:

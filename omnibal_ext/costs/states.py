@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SIZES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-"""Bytes of a number."""
+"""Bytes of a number by its type."""
 DTYPES = {
     "main_grads_dtype": ("fp32", "bf16"),
     "main_params_dtype": ("fp32", "fp16"),

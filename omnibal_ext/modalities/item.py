@@ -35,7 +35,7 @@ class Item(Protocol):
 
 
 class FurtherItem(Item, Protocol):
-    """One of a modality beyond images."""
+    """Input of a modality beyond images."""
 
     @property
     def runs(self) -> tuple[int, ...]:

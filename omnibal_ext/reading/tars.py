@@ -28,7 +28,7 @@ class Member:
     start: int
     size: int
     kind: bytes
-    """One of `tarfile`'s types."""
+    """Type, as a constant of `tarfile`."""
     target: str
     """Path to which a link leads; "" for others."""
 

@@ -29,7 +29,7 @@ REJECT = record({"reason": text})
 
 @dataclass(frozen=True)
 class PackingView:
-    """An index, drawn."""
+    """Drawings and measures of a packed index."""
 
     index: PackedIndex
     sizes: Sizes | None

@@ -191,7 +191,7 @@ class _ActionSplit:
         self.split, self.action_seconds = problem.program.split_backward, problem.profile.action_seconds
         self.beside = problem.beside
         self.unexchanged: KindTables | None = None
-        """The same costs without exchanges between the ranks that share a pack."""
+        """Costs without exchanges between the ranks that share a pack."""
         if problem.packs is not None and problem.packs.exchanged is not None:
             packs = replace(problem.packs, exchanged=None)
             self.unexchanged = kind_tables(problem.profile, packs, problem.microbatches, self.split)

@@ -36,7 +36,7 @@ FORMATS = {"lines": lines, "json_list": json_list, "table": table, "tar": tar}
 """Modules that `cut` a file into parts and read the `rows` of one."""
 TABLES = (".parquet", ".arrow")
 SPLIT = re.compile(r"(train|valid(?:ation)?|val|dev|test|eval)(?=[-_.])")
-"""Matches the split in names of files from the Hugging Face hub."""
+"""Pattern of the split in names of files from the Hugging Face hub."""
 META_FIELDS = ("annotation", "root", "repeat_time", "max_dynamic_patch", "length", "data_augment")
 LARGEST_META = 2**24  # bytes
 MOST_REPEATS = 1e6

@@ -24,7 +24,7 @@ class LineMedia:
         """Measure by a recipe; `heard`: whether the sound of its videos is."""
         self.recipe, self.row, self.source, self.heard = recipe, row, source, heard
         self.root = (source and source.root) or recipe.image_root or Path()
-        """Base of paths."""
+        """Folder from which relative paths start."""
         self._known: dict[Any, Any] = {}
         self._sizes: dict[tuple[Path, Place], tuple[int, int]] = {}
         self._not_decoded: list[tuple[Path, Place]] = []

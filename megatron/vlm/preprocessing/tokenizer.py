@@ -164,7 +164,7 @@ class HuggingFaceTokenizer:
 
 
 ChatTokenizer = SentencePieceTokenizer | HuggingFaceTokenizer
-"""Each maps every special token in a text to one id."""
+"""Either tokenizer; each maps every special token in a text to one id."""
 
 
 def _vocabulary_hash(pieces: Iterable[tuple[str, int]]) -> str:

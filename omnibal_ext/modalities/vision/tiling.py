@@ -209,7 +209,7 @@ class TilingRule(ABC):
 
 
 class OneTile(TilingRule):
-    """Stretched to one tile."""
+    """Rule that stretches an image to one tile."""
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
         """Return the grid of one tile."""

@@ -84,18 +84,18 @@ class Summary:
     wait: float
     """Fraction of device time spent waiting for the slowest rank in each part of the model (`PackCosts`)."""
     wait_last: float
-    """The same for the epoch's last iteration."""
+    """Share of time waited in the epoch's last iteration."""
     spread_sizes: float
     """Spread (standard deviation over iterations) of sizes and supervised tokens, divided by that of a random order of
     samples: the largest of these ratios."""
     spread_sources: float
-    """The same for numbers of samples by source, and of text-only ones."""
+    """Spread, as `spread_sizes`, of numbers of samples by source, and of text-only ones."""
     spread_most: str
     """The size or source of the largest of all these ratios."""
     kinds_missing: float
     """Fraction of iterations without any sample of one kind (text-only, with images, a source): that missing most."""
     kinds_missing_random: float
-    """The same, expected in a random order of samples."""
+    """Share `kinds_missing` as expected in a random order of samples."""
     seconds: float
     samples_per_second: float
     compile_seconds: float
