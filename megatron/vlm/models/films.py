@@ -37,7 +37,7 @@ class FilmLinks(EncoderLinks):
     """The links of a video encoder: patches of frames, a ViT, and rows in the order of their tokens."""
 
     def layers(self, model: Architecture) -> VisionArchitecture:
-        """Return the sizes of the ViT of videos."""
+        """Return the ViT's sizes."""
         return FilmArchitecture.among(model.further).as_vit
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:

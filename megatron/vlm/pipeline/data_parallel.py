@@ -45,7 +45,7 @@ class Gathers:
         self._wait(self._last.get(module, -1))
 
     def await_weights(self, weights: Collection[torch.nn.Parameter]) -> None:
-        """Wait until these weights have been gathered."""
+        """Wait for these weights."""
         held = set(weights)
         places = [
             place
