@@ -97,7 +97,7 @@ def _only_profile(arguments: argparse.Namespace) -> Profile:
 
 
 def _swept(arguments: argparse.Namespace) -> list[Outcome]:
-    """Plan all settings, and return them, most samples a second first; prints them, and why some have no plan."""
+    """Plan all settings, print them and why some have no plan; return them, most samples a second first."""
     _refuse_missing(arguments, "sizes gpus global_batch_samples", "is needed by --sweep")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
     orders = arguments.chunks, arguments.schedules

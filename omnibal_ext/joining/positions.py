@@ -61,13 +61,13 @@ class _Sample:
         self.tokens, self.next = 0, self.kind(0)
 
     def words(self, until: int) -> None:
-        """Write one position for each token up to this one."""
+        """Write the positions of words up to this token, one each."""
         if (count := min(until, self.positions.shape[1]) - self.tokens) > 0:
             self._add(np.arange(count, dtype=self.kind), count)
             self.next = self.next + self.kind(count)
 
     def image(self, start: int, grid: Grid, interval: float, turns: Sequence[int]) -> None:
-        """Write the words before an image or video, and its tokens."""
+        """Write the positions of the words before an image or video, and of its tokens."""
         if self.clock is None:
             self.words(start)
             self._show(grid, interval)
@@ -86,7 +86,8 @@ class _Sample:
             self.words(self.tokens + 1)
 
     def sound(self, start: int, count: int) -> None:
-        """Write the words before a sound, its tokens, and a mark on either side, each piece by itself."""
+        """Write the positions of the words before a sound, of its tokens, and of a mark on either side, each by
+        itself."""
         for until in (start - 1, start, start + count, start + count + 1):
             self.words(until)
 
@@ -108,7 +109,7 @@ class _Sample:
         self.tokens += count
 
     def _show(self, grid: Grid, interval: float, turns: Sequence[int] = ()) -> None:
-        """Write the tokens of an image or video, of a heard one those of its sound between them."""
+        """Write the positions of an image or video, of a heard one those of its sound between them."""
         steps, rows, columns = grid[0], grid[1] // self.native.merge, grid[2] // self.native.merge
         seen = np.empty((3, steps, rows, columns), self.kind)
         seen[0] = self._times(steps, interval)[:, None, None]

@@ -65,8 +65,8 @@ def _built(kind: Any, config: Any, folder: Path, seed: int) -> Any:
 
 
 def ready(model: Any) -> Any:
-    """Return the model in fp32, without dropout, and without a cache, as Trainer sets it: with one, packs are not
-    seen."""
+    """Return the model in fp32, without dropout, and without key-value cache, as Trainer sets it: with one,
+    transformers does not look for packs."""
     model.config.use_cache = model.config.get_text_config().use_cache = False
     return model.eval().float()
 

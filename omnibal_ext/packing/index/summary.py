@@ -218,7 +218,7 @@ def _measured(index: PackedIndex, stream: PackStream) -> tuple[Floats, Floats, F
 
 
 def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, stream: PackStream) -> dict[str, Any]:
-    """Return the fields `spread_*` and `kinds_*`, from complete iterations; of more than `MOST_PACKS` from some."""
+    """Return `spread_*` and `kinds_*` of complete iterations, or beyond `MOST_PACKS` packs of some."""
     count, samples, total = len(packs), len(packs.sample_ids), stream.iterations_per_epoch
     runs, batch = [(0, total)], index.global_batch if index.wide is None else count / total
     if in_part := count > MOST_PACKS and index.wide is None:
