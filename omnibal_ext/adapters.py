@@ -36,7 +36,7 @@ class Adapters:
 
     @classmethod
     def of(cls, arguments: Namespace) -> "Adapters":
-        """From flags. Defaults: --lora-alpha twice the rank, --lora-targets llm."""
+        """Read flags. Defaults: --lora-alpha twice the rank, --lora-targets llm."""
         if not arguments.lora_rank:
             return cls()
         targets = tuple(part for part in PARTS if part in (arguments.lora_targets or ("llm",)))
@@ -45,7 +45,7 @@ class Adapters:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> "Adapters":
-        """From the result of `to_record`."""
+        """Read the result of `to_record`."""
         return cls() if record is None else cls(record["rank"], record["alpha"], tuple(record["targets"]))
 
     def to_record(self) -> dict[str, Any] | None:

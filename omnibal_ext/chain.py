@@ -17,7 +17,7 @@ from omnibal_ext.modalities.modality import ENCODED, IN_CHAIN, LANGUAGE, Modalit
 KINDS = tuple(joined.from_iterable(one.kinds for one in IN_CHAIN))
 """All kinds of layers, in the order of the chain."""
 TOWER_KINDS = KINDS[: KINDS.index(LANGUAGE.kinds[0])]
-"""Kinds of encoders: a pack without what they encode passes them by."""
+"""Kinds of layers of encoders: a pack without what they encode skips them."""
 _MODALITIES = {kind: one for one in IN_CHAIN for kind in one.kinds}
 RECOMPUTABLE_KINDS = tuple(one.kinds[1] for one in IN_CHAIN)
 _WITHOUT_WEIGHTS = {one.kinds[2] for one in ENCODED if one.projected_by}
@@ -30,14 +30,14 @@ PARTS = {
     "projector": tuple(one.kinds[2] for one in ENCODED if one.kinds[2] not in _WITHOUT_WEIGHTS),
     "llm": LANGUAGE.kinds,
 }
-"""The parts of a model that can be frozen, and the kinds of layers in each: any encoder is treated as the ViT."""
+"""Parts of a model that can be frozen, and the kinds of layers in each: any encoder is treated as the ViT."""
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
 TIMED_PART_OF = {**PART_OF, "head": "head"}
 """The part of each kind in timelines: as in `PART_OF`, with the head as a part of its own."""
 AS_LAYERS = {PART_OF[one.kinds[2]]: PART_OF[one.kinds[1]] for one in ENCODED if not one.projected_by}
 """A projector's part -> that of its encoder's layers, where they are measured together."""
 VISION_NORM = "vision_norm"
-"""The ViT's last norm, if any. It is the first module of the projector's layer, but belongs to the part "vit"."""
+"""Name of the ViT's last norm, if any: the first module of the projector's layer, but of the part "vit"."""
 GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 

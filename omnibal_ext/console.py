@@ -60,7 +60,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 PIPED = 140
 """Columns of a table that no terminal shows."""
 SPACE = 3
-"""Columns around a cell."""
+"""Spaces around a cell of a table."""
 NUMBER = re.compile(r"|-|none|[-+]?[\d.,]*\d(e[-+]?\d+)?(%|x)?( [A-Za-z/]+)?( ± .*)?|[ \u2581-\u2588]+")
 """What stands in a column of numbers: one with its unit and error, no value, or bars of a histogram."""
 
@@ -91,10 +91,10 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 class RateColumn(ProgressColumn):
-    """Items a second."""
+    """Column of items a second."""
 
     def render(self, task: Task) -> Text:
-        """The rate so far."""
+        """Return the rate so far."""
         return Text(f"{task.speed or 0:,.0f}/s")
 
 

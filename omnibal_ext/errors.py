@@ -14,7 +14,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 MOST_CHARACTERS = 4000
-"""Of an error's messages together: a screen, or all flags of a long script."""
+"""Most characters of an error's messages together: a screen, or all flags of a long script."""
 _LINE, _REST = 1400, 60
 
 
@@ -37,7 +37,7 @@ class UserError(Exception):
         return shown
 
     def __str__(self) -> str:
-        """The messages in one line."""
+        """Return the messages in one line."""
         return "; ".join(self.lines)
 
 
@@ -69,12 +69,12 @@ NOT_IN_EXTRAS = ("accelerate", "datasets", "deepspeed", "peft", "trl")
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs what an extra of setup.py names; no index has this project."""
+    """Return the command that installs what an extra of setup.py names; no index has this project."""
     return f"pip install '.[{extra}]' in a clone of this project"
 
 
 def missing_package(module: str) -> str:
-    """The name of a missing module and how to install it; "" if it is installed, or no dependency of ours."""
+    """Return the name of a missing module and how to install it; "" if it is installed, or no dependency of ours."""
     root = module.partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if root in modules), "")
     module = "megatron.core" if root == "megatron" else root  # `megatron` is a namespace package
@@ -88,7 +88,7 @@ def missing_package(module: str) -> str:
 
 
 def from_os_error(error: OSError) -> UserError:
-    """A `UserError` for an error of the operating system about a file, such as a full disk."""
+    """Return a `UserError` for an error of the operating system about a file, such as a full disk."""
     remedy = "make room and start again" if error.errno in FULL else "choose another path, or fix what is there"
     where = f"{error.filename}: " if error.filename is not None else ""
     return UserError(f"{where}{error.strerror or error}; {remedy}")

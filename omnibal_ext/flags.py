@@ -37,7 +37,7 @@ class Interval:
         return parts[1], parts[2], parts[3], parts[4]
 
     def holds(self, value: float) -> bool:
-        """Whether a number lies in the interval."""
+        """Say whether a number lies in the interval."""
         left, least, most, right = self.ends
         above = value >= float(least) if left == "[" else value > float(least)
         return above and (value <= float(most) if right == "]" else value < float(most))
@@ -146,7 +146,7 @@ class ToolParser(ArgumentParser):
         refuse(refusals)
 
     def written(self, name: str) -> str:
-        """The flag of an attribute."""
+        """Return the flag of an attribute."""
         return next(action.option_strings[0] for action in self._actions if action.dest == name)
 
 
@@ -164,12 +164,12 @@ def refuse_unprintable(words: Iterable[str]) -> None:
 
 
 def flag_name(name: str) -> str:
-    """The usual flag of an attribute: `num_workers` is --num-workers."""
+    """Return the usual flag of an attribute: `num_workers` is --num-workers."""
     return f"--{name.replace('_', '-')}"
 
 
 FURTHER_BUDGETS = " ".join(one.budget for one in FURTHER)
-"""As tables of intervals and needs name them."""
+"""Budgets of further modalities, as tables of intervals and needs name them."""
 
 
 def add_further_budgets(add: Callable[..., Any], words: str) -> None:
@@ -182,7 +182,7 @@ def add_further_budgets(add: Callable[..., Any], words: str) -> None:
 def outside_intervals(
     given: Mapping[str, Any], table: Iterable[Interval], written: Callable[[str], str] = flag_name
 ) -> list[str]:
-    """A line for every value (by attribute name) outside its flag's interval."""
+    """Return a line for every value (by attribute name) outside its flag's interval."""
     intervals = {name: numbers for numbers in table for name in numbers.names.split()}
     return [
         f"{written(name)} must be {_finite(value)}{intervals[name].wanted}, got {value}"
@@ -196,7 +196,7 @@ def outside_intervals(
 def needs_missing(
     given: Mapping[str, Any], values: Namespace, table: Iterable[Need], written: Callable[[str], str]
 ) -> list[str]:
-    """A line for every flag whose condition does not hold.
+    """Return a line for every flag whose condition does not hold.
 
     `given` are the flags whose values differ from their defaults, `values` those of all flags.
     """
@@ -213,25 +213,25 @@ def _finite(value: float) -> str:
 
 
 def shown(value: object) -> str:
-    """A flag's value as it is written on a command line."""
+    """Return a flag's value as it is written on a command line."""
     return value.name if isinstance(value, Enum) else str(value)
 
 
 def flag_with_value(flag: str, value: object) -> str:
-    """A flag with its values, as on a command line."""
+    """Return a flag with its values, as on a command line."""
     if isinstance(value, list):
         return " ".join([flag, *map(shown, value)])
     return flag if isinstance(value, bool) else f"{flag} {shown(value)}"
 
 
 def as_flags(values: Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """{flag: value} of these attributes, for another program that has the same flags; without those that are None."""
+    """Return {flag: value} of these attributes that are not None, for another program with the same flags."""
     return {flag_name(name): value for name in names if (value := getattr(values, name)) is not None}
 
 
 @contextmanager
 def without_defaults(parser: ArgumentParser) -> Iterator[None]:
-    """Within, the parser returns only the flags that are on the command line."""
+    """Have the parser return only the flags that are on the command line, inside the block."""
     defaults = [(action, action.default) for action in parser._actions]
     for action, _ in defaults:
         action.default = SUPPRESS
@@ -243,7 +243,7 @@ def without_defaults(parser: ArgumentParser) -> Iterator[None]:
 
 
 def flag_value(flag: str, words: Sequence[str]) -> str | None:
-    """The value of a flag on a command line, the last if repeated; "": it has no value; None: it is not there."""
+    """Return a flag's value on a command line, the last if repeated; "": it has none; None: it is not there."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(flag, dest="given", nargs="?", const="")
     given: str | None = parser.parse_known_args(words)[0].given
@@ -306,7 +306,7 @@ SYNONYMS = {flag: here for here, flags in _FLAGS.items() for flag in flags.split
 
 
 def suggestion(flag: str, known: Iterable[str], near: float = 0.7) -> str:
-    """For an unknown flag, its name here or the most similar flags of `known`, in words; "": none is similar."""
+    """Return for an unknown flag its name here, or the most similar flags of `known`, in words; "": none."""
     if flag in SYNONYMS:
         return f"here it is {SYNONYMS[flag]}"
     nearest = difflib.get_close_matches(flag, [*known], 2, near)

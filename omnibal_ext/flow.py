@@ -30,24 +30,24 @@ One = TypeVar("One")
 
 @dataclass(frozen=True)
 class Extra:
-    """A tensor that one layer of a chain (`giver`) makes and others (`takers`) use."""
+    """Tensor that one layer of a chain (`giver`) makes and others (`takers`) use."""
 
     name: str
     giver: int
     takers: tuple[int, ...]
-    """Layers, ascending."""
+    """Layers that use it, ascending."""
     shape: tuple[int, ...] = ()
     """Shape of one row; (): the tensor has the shape of the hidden states."""
     rows: int = 1
-    """Its rows per row of the hidden states; 0: one row in total."""
+    """Rows of it per row of the hidden states; 0: one row in total."""
     of: Modality | None = None
     """Packs without inputs of this modality do not have it; None: every pack has it."""
     added: bool = False
-    """It is added to its taker's output, not read by the taker's module."""
+    """Whether it is added to its taker's output, not read by the taker's module."""
     passing: Modality | None = None
-    """It is what this modality's last layer gives: the hidden states that enter its giver, as many as `at` sets."""
+    """Modality whose last layer gives it: the hidden states that enter its giver, as many as `at` sets."""
     projected: Modality | None = None
-    """It is the tokens that its giver makes of this modality's rows, as many as `at` sets."""
+    """Modality of whose rows its giver makes these tokens, as many as `at` sets."""
 
     @property
     def counted(self) -> Modality | None:
@@ -60,7 +60,7 @@ class Extra:
         return replace(self, shape=(tokens[self.counted], *self.shape)) if self.counted else self
 
     def enters(self, layer: int) -> bool:
-        """Whether it is passed to a layer, or through it."""
+        """Say whether it is passed to a layer, or through it."""
         return self.giver < layer <= self.takers[-1]
 
     def shape_of(self, rows: int, width: int) -> tuple[int, ...]:
@@ -73,14 +73,14 @@ class Extra:
 def encoder_extras(
     chain: Sequence[str], encoders: Mapping[Modality, Features], width: int, row_width: int = 1
 ) -> Iterator[Extra]:
-    """Yield the extras that a model's `encoders` give to layers of this chain, which may begin behind the first of
-    them. `width`: of the language model's hidden states; `row_width`: of rows that another encoder's projector
-    projects.
+    """Yield the extras that a model's `encoders` give to layers of this chain, which may begin behind the first.
+    `width`: of the language model's hidden states; `row_width`: of rows that another encoder's projector projects.
 
     Tokens of an encoder pass by the encoders behind it, to the word embedding. If another encoder's projector makes
     them, its rows pass by as far as that projector, and its tokens from there on. The giver is -1 where the chain
     begins behind the layer that gets them as hidden states. Features go from layers to the projector and, unless it
-    joins them, to the first language layers."""
+    joins them, to the first language layers.
+    """
     words = chain.index(LANGUAGE.kinds[0])
     for before, behind in pairwise(one for one in ENCODED if one in encoders):
         giver = chain.index(behind.kinds[0]) if behind.kinds[0] in chain else -1

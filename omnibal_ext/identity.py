@@ -36,7 +36,7 @@ def content_hash(manifest: Mapping[str, Any]) -> str:
 
 
 def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
-    """The innermost fields of `wanted` that differ in `found`, as "FIELD is FOUND, not WANTED"."""
+    """Yield the innermost fields of `wanted` that differ in `found`, as "FIELD is FOUND, not WANTED"."""
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         for key in wanted:
             yield from differences(found.get(key), wanted[key], f"{name}.{key}")

@@ -15,7 +15,7 @@ from math import gcd
 from omnibal_ext.modalities.modality import VISION, Size
 
 Pieces = tuple[tuple[int, ...], ...]
-"""Of every piece the sizes of its inputs."""
+"""Sizes of the inputs of every piece."""
 
 
 def piece_costs(pieces: Mapping[Size, Pieces], rates: Mapping[Size, float]) -> tuple[float, ...]:
@@ -64,7 +64,7 @@ class EncoderRank:
     """`rates` of the plan's tower."""
 
     def takes(self, pieces: tuple[float, ...], microbatch: int) -> list[bool]:
-        """For each of a pack's pieces (by its cost, `piece_costs`) whether this rank encodes it."""
+        """Return for each of a pack's pieces (by its cost, `piece_costs`) whether this rank encodes it."""
         ranks = encoding_ranks_of(self.encoding_ranks, microbatch)
         if self.rank not in ranks:
             return [False] * len(pieces)
@@ -73,12 +73,12 @@ class EncoderRank:
 
 
 def encoding_ranks_of(encoding_ranks: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:
-    """The pipeline ranks that encode a microbatch; the plan's list is repeated for more microbatches than it has."""
+    """Return the pipeline ranks that encode a microbatch; beyond the plan's list it is repeated."""
     return encoding_ranks[microbatch % len(encoding_ranks)]
 
 
 def _step(workers: int) -> int:
-    """Distance between the first workers of successive microbatches: coprime to `workers`, about 0.618 of them."""
+    """Return the distance of the first workers of successive microbatches: coprime to `workers`, about .618 of them."""
     return min(
         (step for step in range(1, workers + 1) if gcd(step, workers) == 1), key=lambda n: abs(n - 0.618 * workers)
     )

@@ -28,7 +28,7 @@ def pieces(rows: int) -> Iterator[slice]:
 
 
 def in_pieces(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Yield the same `PIECE` rows of all arrays, which are equally long; what has been mapped is released."""
+    """Yield `PIECE` rows after another of equally long arrays, the same of each; what has been mapped is released."""
     for piece in pieces(len(arrays[0])):
         yield tuple(array[piece] for array in arrays)
         release(*arrays)

@@ -15,7 +15,7 @@ STREAMS = {1: "stdout", 2: "stderr"}
 
 
 def printable(text: str) -> str:
-    """The text in one line; non-printable characters are escaped as in Python: \\n, \\x1b."""
+    """Return the text in one line; non-printable characters are escaped as in Python: \\n, \\x1b."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -42,7 +42,7 @@ def ignore_lost_output() -> None:
 
 
 def output_error() -> str:
-    """The first error of writing to stdout; "": none, or the reader has closed the pipe."""
+    """Return the first error of writing to stdout; "": none, or the reader has closed the pipe."""
     lost: OSError | None = getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "lost", None)
     return "" if lost is None or lost.errno == errno.EPIPE else str(lost.strerror)
 
@@ -73,7 +73,7 @@ def _occupy(number: int) -> None:
 
 
 def _leads_to(stream: Any, number: int) -> bool:
-    """Whether a stream is Python's for that descriptor, and not a replacement."""
+    """Say whether a stream is Python's for that descriptor, and not a replacement."""
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     return type(raw) is io.FileIO and not raw.closed and raw.fileno() == number

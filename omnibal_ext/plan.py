@@ -47,7 +47,7 @@ class StagePlan:
     recompute_cheap: tuple[int, ...] = ()
 
     def to_record(self) -> dict[str, list[int]]:
-        """What plan.json holds of a stage; the cheap list only where it names a layer."""
+        """Return what plan.json holds of a stage; the cheap list only where it names a layer."""
         record = {"layers": list(self.layers), "recompute": list(self.recompute)}
         return record | ({"recompute_cheap": list(self.recompute_cheap)} if self.recompute_cheap else {})
 
@@ -97,7 +97,7 @@ class Plan:
         virtual_pipeline_model_parallel_size: int = 1,
         **fields: Any,
     ) -> "Plan":
-        """A validated plan with a new stage at every layer id in `cuts` (ascending, without 0 and the chain's end).
+        """Return a validated plan with a new stage at each layer id in `cuts` (ascending, without 0 and the end).
 
         `recompute` and `recompute_cheap` list layer ids per stage, see `StagePlan`.
         """
@@ -136,7 +136,7 @@ class Plan:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Plan":
-        """The plan in a decoded plan.json. Raises UserError for a missing field or another schema version."""
+        """Return the plan in a decoded plan.json. Raises UserError for a missing field or another schema version."""
         check_version(record, SCHEMA_VERSION, "plan again")
         PLAN("", record)
         known = {f.name for f in dataclasses.fields(cls)}
@@ -147,7 +147,7 @@ class Plan:
         return cls(**values | {name: tuple(record.get(name, ())) for name in _LISTS})
 
     def to_record(self) -> dict[str, Any]:
-        """What plan.json holds."""
+        """Return what plan.json holds."""
         record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tower"}
         if self.tower:
             record |= {"tower": self.tower.to_record()}
@@ -264,7 +264,7 @@ class Plan:
             raise UserError(f"the plan was made with {made} frozen, this run freezes {wanted}; profile and plan again")
 
     def alternative(self, number: int) -> "Plan":
-        """The validated plan of `alternatives[number]`."""
+        """Return the validated plan of `alternatives[number]`."""
         entry = self.alternatives[number]
         predicted = {"step_seconds": entry["step_seconds"], **entry.get("predicted", {})}
         stages = tuple(map(_stage, entry["stages"]))
@@ -278,7 +278,7 @@ class Plan:
         return placement_of(self.schedule, self.pipeline_model_parallel_size, self.virtual_pipeline_model_parallel_size)
 
     def build_schedule(self) -> Schedule:
-        """The list of actions of every pipeline rank."""
+        """Return the list of actions of every pipeline rank."""
         if self.lists:
             return [_actions(rank, words) for rank, words in enumerate(self.lists)]
         return build_schedule(
@@ -290,7 +290,7 @@ class Plan:
 
 
 def _actions(rank: int, words: str) -> list[Action]:
-    """A rank's list. Raises UserError naming the rank for a word that is no action."""
+    """Read a rank's list. Raises UserError naming the rank for a word that is no action."""
     try:
         return [Action.of_word(word) for word in words.split()]
     except UserError as error:
@@ -298,7 +298,7 @@ def _actions(rank: int, words: str) -> list[Action]:
 
 
 def layer_ranges(names: Sequence[str], layers: Iterable[int]) -> str:
-    """Layer ids in words, neighbours of one kind together: "patch_embed, vit.0-3"; `names` are the chain's."""
+    """Return layer ids in words, neighbours of one kind together: "patch_embed, vit.0-3"; `names` are the chain's."""
     words = []
     for _, group in groupby(enumerate(sorted(layers)), key=lambda one: (one[1] - one[0], names[one[1]].split(".")[0])):
         ids = [layer for _, layer in group]
@@ -308,12 +308,12 @@ def layer_ranges(names: Sequence[str], layers: Iterable[int]) -> str:
 
 
 def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:
-    """A plan with all layers in one stage, on one rank."""
+    """Return a plan with all layers in one stage, on one rank."""
     return Plan.from_cuts(chain, (), **fields)
 
 
 def _stage(entry: Mapping[str, Any]) -> StagePlan:
-    """Of an entry {"layers": [first, last + 1], "recompute": [layer ids]}."""
+    """Read an entry {"layers": [first, last + 1], "recompute": [layer ids]}."""
     full, cheap = tuple(entry.get("recompute", ())), tuple(entry.get("recompute_cheap", ()))
     partly = {layer for name in OLD_RECOMPUTE for layer in entry.get(name, ())} - {*full}
     first, end = entry["layers"]

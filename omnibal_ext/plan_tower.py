@@ -21,7 +21,7 @@ from omnibal_ext.trained import Trained
 
 
 def _named(values: Mapping[str, str]) -> str:
-    """A layout by the value of each encoder, in the order of the chain."""
+    """Name a layout by the value of each encoder, in the order of the chain."""
     found = [f"{one.name}={values[one.name]}" for one in ENCODED if one.name in values]
     return ",".join(found) if len({*values.values()}) > 1 else next(iter(values.values()))
 
@@ -45,7 +45,7 @@ def _layouts() -> list[str]:
 
 
 LAYOUTS = _layouts()
-"""Of all models."""
+"""Layouts of the tower that all models have."""
 
 
 def tower_layout(text: str) -> str:
@@ -57,26 +57,26 @@ def tower_layout(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The first layers of the chain, of which every rank has a copy; stages hold the rest."""
+    """First layers of the chain, of which every rank has a copy; stages hold the rest."""
 
     layers: int
-    """How many; the chain's next one is one of `tower_ends`."""
+    """Number of layers; the chain's next one is one of `tower_ends`."""
     owners: tuple[int, ...]
-    """Of every layer, the rank of a replica that owns its weights: pipeline rank * tensor ranks + tensor rank."""
+    """Rank of a replica that owns the weights of each layer: pipeline rank * tensor ranks + tensor rank."""
     encoding_ranks: tuple[tuple[int, ...], ...]
-    """Of every microbatch, the pipeline ranks that encode its images, ascending."""
+    """Pipeline ranks that encode the images of each microbatch, ascending."""
     mode: str = "bubbles"
     """When E and V run: "first" and last; in "bubbles"; "ahead": the tower is frozen, and E are of the next
     iteration."""
     recompute: tuple[int, ...] = ()
     """Layer ids of which only the input is kept from E to V."""
     rates: Mapping[Size, float] = field(default_factory=lambda: {VISION.size: 1.0}, hash=False)
-    """What a unit of each size of its encoders (`chain.sizes_of` its layers) takes to encode, in units of the last: by
-    these, inputs are assigned."""
+    """Time to encode a unit of each size of its encoders (`chain.sizes_of` its layers), in units of the last: by these,
+    inputs are assigned."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], chain: Sequence[str]) -> "Tower":
-        """Of plan.json's entry, its format checked. In older plans `again` recomputes the whole tower."""
+        """Read plan.json's entry, its format checked. In older plans `again` recomputes the whole tower."""
         layers, recompute = record["links"], record.get("recompute", ())
         if record.get("again"):
             recompute = [layer for layer, kind in enumerate(chain[:layers]) if kind in RECOMPUTABLE_KINDS]
@@ -88,7 +88,7 @@ class Tower:
         return cls(layers, tuple(record["owners"]), encoding_ranks, record["mode"], tuple(recompute), rates)
 
     def to_record(self) -> dict[str, Any]:
-        """What plan.json holds."""
+        """Return what plan.json holds."""
         lists = {
             "owners": list(self.owners),
             "parts": [*map(list, self.encoding_ranks)],
@@ -100,7 +100,7 @@ class Tower:
 
     @property
     def beside(self) -> Beside:
-        """As lists of actions know it."""
+        """Microbatches' ranks, as lists of actions know them."""
         return Beside(self.encoding_ranks, self.mode == "ahead")
 
     def validate(
@@ -146,8 +146,8 @@ class Tower:
 
 
 def choice_in_words(said: Mapping[str, Any], tower: Tower | None) -> str:
-    """Whether the tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either
-    layout's predicted iteration and speed relative to the language model alone, or why it has no plan."""
+    """Say whether the tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either layout's
+    predicted iteration and speed relative to the language model alone, or why it has no plan."""
     words, text_only = [], said.get("text_only_step_seconds")
     for layout in LAYOUTS:
         if step := said.get(f"{layout}_step_seconds"):

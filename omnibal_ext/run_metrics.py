@@ -24,15 +24,15 @@ from omnibal_ext.reading.files import open_plain
 REMEDY = "take the line out, or start the run in another folder"
 
 INPUTS = "inputs.json"
-"""In the run's folder: paths of its plan, profile and packs."""
+"""File of the run's folder with paths of its plan, profile and packs."""
 VERSIONS = "versions"
-"""In inputs.json, besides paths."""
+"""Key in inputs.json, besides paths."""
 TIMELINE = "timeline.jsonl"
-"""In the run's folder: a line for each iteration that was recorded on every rank."""
+"""File of the run's folder with a line for each iteration that was recorded on every rank."""
 
 
 def _figure(where: str, value: Any) -> float:
-    """A number; a loss may be infinite or NaN."""
+    """Check a number; a loss may be infinite or NaN."""
     if not isinstance(value, float) and not is_number(value):
         raise UserError(f"{where} must be a number")
     return float(value)
@@ -57,12 +57,12 @@ LINE: Check[dict[str, Any]] = record(
 
 
 def loss_text(loss: float | None, digits: int) -> str:
-    """A loss in words; "none" if no token had weight."""
+    """Return a loss in words; "none" if no token had weight."""
     return "none" if loss is None else f"{loss:.{digits}f}"
 
 
 def training_intervals(path: Path) -> list[dict[str, Any]]:
-    """The lines of intervals of training, in order; of an interval that was repeated after a resume, the last one.
+    """Return the lines of intervals of training, in order; of an interval repeated after a resume, the last.
 
     An incomplete last line is left out; without a file there are none.
     """
@@ -71,19 +71,19 @@ def training_intervals(path: Path) -> list[dict[str, Any]]:
 
 
 def evaluations(path: Path) -> dict[int, dict[str, Any]]:
-    """Results of the evaluations by the iteration after which they ran."""
+    """Return results of the evaluations by the iteration after which they ran."""
     return {line["iteration"]: line["evaluation"] for line in complete_lines(path)[0] if "evaluation" in line}
 
 
 def profile_check(path: Path) -> dict[str, Any] | None:
-    """The run's last comparison with its profile: hashes of model and profile, iterations, and seconds by part
+    """Return the run's last comparison with its profile: hashes of model and profile, iterations, and seconds by part
     (`omnibal_ext.costs.corrected.Compared`); None if there is none."""
     found = [line[PROFILE_CHECK] for line in complete_lines(path)[0] if PROFILE_CHECK in line]
     return found[-1] if found else None
 
 
 def noted_inputs(folder: Path) -> dict[str, str]:
-    """The paths and versions in a run's inputs.json, without its flags; empty without one."""
+    """Return the paths and versions in a run's inputs.json, without its flags; empty without one."""
     path = folder / INPUTS
     found = read_json(path, if_sealed(mapping(anything)), "remove it, and name the files") if path.exists() else {}
     texts = {name: value for name, value in found.items() if isinstance(value, str) and name != FIELD}
@@ -96,7 +96,7 @@ def _lines_before(path: Path, position: int) -> int:
 
 
 def complete_lines(path: Path, position: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The decoded complete lines after byte `position`, and the byte at which the next line starts."""
+    """Return the decoded complete lines after byte `position`, and the byte at which the next line starts."""
     if not path.exists():
         return [], position
     with open_plain(path, REMEDY) as file:

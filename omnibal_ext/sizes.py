@@ -69,7 +69,7 @@ class Sizes:
         return max((int(values.max()) for (values,) in in_pieces(self.of(size))), default=0)
 
     def without_unused(self) -> "Sizes":
-        """Return the same without the further sizes of modalities that no sample has any of, such as mel frames."""
+        """Return the sizes without those of further modalities that no sample has any of, such as mel frames."""
         kept = {name: one for name, one in self.more.items() if name not in FURTHER_SIZES or one.any()}
         return Sizes(self.tiles, self.tokens, kept)
 
@@ -122,7 +122,7 @@ class Sizes:
 
 
 def sizes_files(paths: Sequence[str | Path]) -> list[Path]:
-    """The sizes files that `paths` name: a file itself, or those of a JSON object `{SET: {"token_lengths": FILE}}`.
+    """Return the sizes files that `paths` name: files, or those of a JSON object `{SET: {"token_lengths": FILE}}`.
 
     FILE starts from the folder of that object's file. Sets without `token_lengths` are passed over.
 
@@ -234,7 +234,7 @@ def _checked(columns: Mapping[str, NDArray[Any]], origin: str) -> list[NDArray[A
 
 
 def _signed(column: NDArray[Any]) -> NDArray[Any]:
-    """Return the same numbers, below 2**47, in a type that numpy joins with int64 to int64: uint64 gives floats."""
+    """Convert a column, below 2**47, to a type that numpy joins with int64 to int64: uint64 gives floats."""
     is_wide = column.dtype.kind == "u" and column.dtype.itemsize == 8
     return column.view(column.dtype.str.replace("u", "i")) if is_wide else column
 

@@ -20,7 +20,7 @@ class Trained:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Trained":
-        """Read its fields out of a record that has others too."""
+        """Read what is trained out of a record that has other fields too."""
         frozen, targets = (tuple(record.get(name, ())) for name in ("frozen", "lora_targets"))
         return cls(frozen, record.get("lora_rank", 0), targets)
 
@@ -34,4 +34,4 @@ class Trained:
 
 
 ALL = Trained()
-"""All weights."""
+"""Value for training all weights."""

@@ -14,22 +14,24 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 BESIDE = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}}
 """Pages that are not in docs/, by their path in the repository."""
-TRAINERS = ("verdicts.md", "trainers/*.md")
+BELOW = {"Models by family": ("models/*.md",), "In your trainer": ("verdicts.md", "trainers/*.md")}
+"""Pages that README lists no link to, by the title above them."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 LISTED = re.compile(r"^- \*\*(.+)\*\*: (.*)$", re.MULTILINE)
 """README's lists of documents: what for, and links."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Set the navigation: what README lists, and a page for each trainer."""
+    """Set the navigation: what README lists, and a page for each family of models and each trainer."""
     readme = (ROOT / "README.md").read_text()
     sections = [
         {what: [{name: path.removeprefix("docs/")} for _, name, path, anchor in LINK.findall(links) if not anchor]}
         for what, links in LISTED.findall(readme.partition("\n## Documentation\n")[2])
     ]
     docs = Path(config.docs_dir)
-    trainers = [str(path.relative_to(docs)) for pattern in TRAINERS for path in sorted(docs.glob(pattern))]
-    config.nav = [{"Home": "index.md"}, *sections, {"In your trainer": trainers}, {"Changes": "CHANGELOG.md"}]
+    found = {name: [path for pattern in below for path in sorted(docs.glob(pattern))] for name, below in BELOW.items()}
+    below = [{name: [str(path.relative_to(docs)) for path in paths]} for name, paths in found.items()]
+    config.nav = [{"Home": "index.md"}, *sections, *below, {"Changes": "CHANGELOG.md"}]
     return config
 
 

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _waits(index: PackedIndex, ranks: RankLayout, since: int) -> float:
-    """What is waited from an iteration on."""
+    """Return the share of time that ranks wait from an iteration on."""
     stream = PackStream(index, *ranks)
     iterations = stream.iterations(since, since + min(MEASURED, stream.iterations_per_epoch))
     packs = iterations.clip(min=0)

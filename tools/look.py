@@ -34,7 +34,7 @@ from omnibal_ext.report.page import comparison_page
 from omnibal_ext.sizes import sizes_files
 
 RANKS, BATCH = [8], [4]
-"""Unless told otherwise: data-parallel ranks, and samples of a padded batch, and of a pack without --tokens."""
+"""Defaults: data-parallel ranks, and samples of a padded batch, and of a pack without --tokens."""
 NEXT = "to make balanced packs (in ms-swift, Energon, TRL and others: docs/integrations.md; your loop: docs/loops.md):"
 YOURS = (
     "which is yours: batches of most trainers are random, with group_by_length of similar length; ms-swift and axolotl "
@@ -43,7 +43,7 @@ YOURS = (
 
 
 def is_sizes(path: Path) -> bool:
-    """Whether a file has sizes, and not conversations."""
+    """Say whether a file has sizes, and not conversations."""
     if path.suffix == ".json" and path.is_file():
         with path.open("rb") as file:
             head = file.read(2**12)
@@ -129,7 +129,7 @@ class Input(NamedTuple):
 
 
 def read_input(arguments: argparse.Namespace) -> Input:
-    """Sizes as they are, or measured. Raises UserError for conversations without a model."""
+    """Read sizes as they are, or measure conversations. Raises UserError for these without a model."""
     paths: list[Path] = arguments.input
     names = [str(path) for path in paths]
     if all(is_sizes(path) for path in paths):
@@ -151,7 +151,7 @@ def read_input(arguments: argparse.Namespace) -> Input:
 
 
 def _measured(arguments: argparse.Namespace) -> tuple[Corpus, str]:
-    """The corpus of conversations, and which lines were rejected."""
+    """Measure conversations: return their corpus, and which lines were rejected."""
     from megatron.vlm.preprocessing.model_recipe import check_tokenizer, recipe_of, resolve_settings, with_pixels
     from megatron.vlm.preprocessing.preprocess import measure as measure_inputs
     from megatron.vlm.preprocessing.samples import open_recipe
@@ -212,7 +212,7 @@ Rows = list[tuple[str, ...]]
 
 
 def table(found: Comparison) -> tuple[list[str], Rows]:
-    """Columns and rows for people: the batches, then their steps on each number of ranks."""
+    """Return columns and rows for people: the batches, then their steps on each number of ranks."""
     columns, rows = batches(found)
     for ranks in found.ranks:
         more, cells = steps(found, ranks)
@@ -221,7 +221,7 @@ def table(found: Comparison) -> tuple[list[str], Rows]:
 
 
 def batches(found: Comparison) -> tuple[list[str], Rows]:
-    """Columns and rows of what does not depend on the number of ranks."""
+    """Return columns and rows of what does not depend on the number of ranks."""
     rows: Rows = [
         (way.name, f"{way.samples_per_batch:.1f}", f"{way.padding:.1%}", f"{way.most_tiles:,}", f"{way.most_tokens:,}")
         for way in found.ways
@@ -230,7 +230,7 @@ def batches(found: Comparison) -> tuple[list[str], Rows]:
 
 
 def steps(found: Comparison, ranks: int) -> tuple[list[str], Rows]:
-    """Columns and rows of one number of ranks, empty for an order of another."""
+    """Return the columns and rows of a number of ranks; cells are empty for an order made for another number."""
     best = found.ways[-1].on_ranks[ranks]
     each = (way.on_ranks.get(ranks) for way in found.ways)
     rows: Rows = [
@@ -241,7 +241,7 @@ def steps(found: Comparison, ranks: int) -> tuple[list[str], Rows]:
 
 
 def next_commands(given: Input, found: Comparison, arguments: argparse.Namespace) -> list[str]:
-    """The commands that make the balanced packs of the table."""
+    """Return the commands that make the balanced packs of the table."""
     options, commands = found.options, []
     model = ["--model", arguments.model] if arguments.model else []
     if not given.has_dataset:
@@ -266,7 +266,7 @@ def next_commands(given: Input, found: Comparison, arguments: argparse.Namespace
 
 
 def about(given: Input, found: Comparison) -> tuple[str, list[str]]:
-    """The table's title, and what is to be known about it."""
+    """Return the table's title, and what is to be known about it."""
     options, samples = found.options, len(given.corpus.sizes)
     title = f"{samples:,} samples; packs of at most {options.llm_budget:,} tokens and {options.vit_budget:,} tiles"
     title += f", {in_words(options.budgets)}" if options.budgets else ""
@@ -310,7 +310,7 @@ def main() -> None:
 
 
 def as_record(given: Input, found: Comparison, commands: Sequence[str]) -> dict[str, Any]:
-    """What --json prints."""
+    """Return what --json prints."""
     return {
         "samples": len(given.corpus.sizes),
         "left_out": _left_out(given, found),

@@ -333,7 +333,7 @@ def explain(arguments: argparse.Namespace) -> None:
 
 
 def shown(value: float) -> str:
-    """A figure for people."""
+    """Return a figure for people."""
     return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
 
 

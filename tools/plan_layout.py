@@ -86,7 +86,7 @@ def _planned(arguments: argparse.Namespace) -> Plan:
 
 
 def _only_profile(arguments: argparse.Namespace) -> Profile:
-    """The profile of --profile, or the analytic one of the single budget and sizes."""
+    """Return the profile of --profile, or the analytic one of the single budget and sizes."""
     if not (arguments.profile or arguments.analytic):
         raise UserError("--profile is needed, or --analytic with --model, --budgets and --tensor-sizes")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
@@ -97,7 +97,7 @@ def _only_profile(arguments: argparse.Namespace) -> Profile:
 
 
 def _swept(arguments: argparse.Namespace) -> list[Outcome]:
-    """All settings, most samples a second first; prints them, and why some have no plan."""
+    """Plan all settings, print them and why some have no plan; return them, most samples a second first."""
     _refuse_missing(arguments, "sizes gpus global_batch_samples", "is needed by --sweep")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
     orders = arguments.chunks, arguments.schedules
@@ -131,8 +131,8 @@ def _refuse_missing(arguments: argparse.Namespace, names: str, why: str) -> None
 def _profile_source(
     arguments: argparse.Namespace,
 ) -> tuple[ProfileSource, list[tuple[int, int]], list[int], list[int]]:
-    """What makes profiles, and the budgets, tensor- and expert-parallel sizes to make them for: analytic ones for all
-    that flags name, or the file of --profile for its own."""
+    """Return what makes profiles, and the budgets, tensor- and expert-parallel sizes to make them for: analytic ones
+    for all that flags name, or the file of --profile for its own."""
     if arguments.analytic:
         architecture = preset(arguments.model)
         asked = budgets_in(vars(arguments))
@@ -166,7 +166,7 @@ def _profile_source(
 
 
 def _sizes(arguments: argparse.Namespace) -> Sizes:
-    """The sizes of all samples, none without --sizes; further ones, such as mel frames, if the model reads them."""
+    """Read the sizes of all samples, none without --sizes; with mel frames and the like if the model reads them."""
     reads = {one.size for one in preset(arguments.model).modalities} if arguments.model else set()
     further = [size for size in FURTHER_SIZES if size in reads or size in budgets_in(vars(arguments))]
     return Sizes.load(arguments.sizes or [], further).without_unused()
@@ -202,7 +202,7 @@ def _schedules(text: str) -> list[str]:
 
 
 def _recomputed(names: Sequence[str], stage: StagePlan) -> str:
-    """The layers recomputed entirely, and those of which only norms and activation functions are ("cheap")."""
+    """List the layers recomputed entirely, and those of which only norms and activation functions are ("cheap")."""
     cheap = layer_ranges(names, stage.recompute_cheap)
     return ", ".join(filter(None, (layer_ranges(names, stage.recompute), cheap and f"cheap: {cheap}"))) or "-"
 
@@ -251,7 +251,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
-    """The replicated tower, as a row among the stages."""
+    """Return the replicated tower, as a row among the stages."""
     names = layer_names(plan.chain)
     recomputed = layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])

@@ -66,12 +66,12 @@ def main() -> None:
 
 
 def _budgets(arguments: argparse.Namespace, architecture: Architecture) -> Budgets:
-    """Of the packs that layers are measured on."""
+    """Return the budgets of the packs that layers are measured on."""
     return architecture.profiled(budgets_in(vars(arguments)))
 
 
 def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Profile:
-    """Estimated from operation counts."""
+    """Estimate a profile from operation counts."""
     profile = analytic_profile(
         architecture,
         arguments.analytic,
@@ -92,7 +92,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
 
 
 def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Profile | None:
-    """Measured on this machine, or read if that has been done before; None on ranks other than the first."""
+    """Measure a profile here, or read it if that has been done before; None on ranks other than the first."""
     settings = _settings(arguments, architecture)
     known = _known(arguments.output, settings, architecture)
     if known and not arguments.force:
@@ -134,8 +134,8 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
 
 
 def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: Architecture) -> Profile:
-    """With the costs of a replicated tower, whose layers are not sharded: with several tensor-parallel ranks
-    those of --tower-profile."""
+    """Add the costs of a replicated tower, whose layers are not sharded: with several tensor-parallel ranks those of
+    --tower-profile."""
     image = float(IMAGE_PATCHES) if architecture.vision.native is not None else 0.0
     if not arguments.tower_profile:
         return replace(profile, image_tiles=image)
@@ -157,7 +157,7 @@ def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: A
 
 
 def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict[str, Any]:
-    """All on which measurements depend: hardware, software, model, parallel sizes, budgets, precision."""
+    """Return all on which measurements depend: hardware, software, model, parallel sizes, budgets, precision."""
     from megatron.vlm import platform
 
     experts = arguments.expert_model_parallel_size
@@ -188,7 +188,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
 
 
 def _version(package: str) -> str:
-    """The version of a package; "" if it is not installed."""
+    """Return the version of a package; "" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -196,7 +196,7 @@ def _version(package: str) -> str:
 
 
 def _known(path: str, settings: dict[str, Any], architecture: Architecture) -> Profile | None:
-    """The profile at `path`, if it was measured with these settings; the model may have had another name."""
+    """Read the profile at `path`, if it was measured with these settings; the model may have had another name."""
     if not Path(path).exists():
         return None
     try:

@@ -33,7 +33,7 @@ TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers": ("transformers:DataCollatorWithFlattening", {}),
     "trl": ("trl.trainer.sft_trainer:DataCollatorForLanguageModeling", {"pad_token_id": 0, "padding_free": True}),
 }
-"""What packs, and the arguments of its class; axolotl and LLaMA-Factory by our doors. Others' need their template."""
+"""Collator, and the arguments of its class; those of other trainers need their tokenizer or template."""
 SHOWN = 20
 """Faults that are printed."""
 
@@ -86,7 +86,7 @@ def _named(name: str, remedy: str) -> Any:
 
 
 def _finite(differences: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
-    """The same with None for what is no number, which JSON does not have."""
+    """Replace what is no number by None, as JSON does not have it."""
     return {kernel: {check: value if isfinite(value) else None for check, value in found.items()}
             for kernel, found in differences.items()}  # fmt: skip
 
@@ -105,7 +105,7 @@ def _print(proofs: Sequence["Proof"], kernels: Sequence[str]) -> None:
 
 
 def _cell(proofs: Sequence["Proof"], check: str, kernel: str) -> str:
-    """What one check found under one kernel."""
+    """Return what one check found under one kernel."""
     found = [{one.check for one, under in proof.findings.items() if kernel in under} for proof in proofs]
     wrong = sum(check in checks for checks in found)
     ran = [proof for proof in proofs if not {kernel, f"{check} under {kernel}"} & proof.not_run.keys()]

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _subjects(arguments: argparse.Namespace) -> list[Subject]:
-    """The plans and runs, in the flags' order. Raises UserError if there are none, or no output is asked for."""
+    """Read the plans and runs, in the flags' order. Raises UserError if there are none, or no output is asked for."""
     if not (arguments.run or arguments.plan):
         raise UserError("nothing to report on: give --run FOLDER of omnibal launch, or --plan plan.json")
     if not (arguments.output or arguments.trace):

@@ -33,9 +33,9 @@ from omnibal_ext.trainer_flags import TRAINER_FLAGS
 
 Made = TypeVar("Made")
 SPLITS_SINCE = "2.8.0"
-"""Transformer Engine's, from which on its layers call the data-parallel hooks of weight gradients that were put off."""
+"""First Transformer Engine whose layers call the data-parallel hooks of weight gradients that were put off."""
 NCCL_TRACE = "nccl_trace_rank_"
-"""Begins the names of these files, one a rank."""
+"""Beginning of the names of these files, one a rank."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TrainingInputs:
 
 
 def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
-    """The flags that Megatron does not have."""
+    """Add the flags that Megatron does not have."""
     group = parser.add_argument_group("vision-language model")
     add = group.add_argument
     add(
@@ -124,7 +124,7 @@ def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) ->
 
 
 def _or_refused(refused: list[str], make: Callable[[], Made]) -> Made | None:
-    """What is made; None where that raises UserError, whose lines join the others."""
+    """Return what is made; None where that raises UserError, whose lines join the others."""
     try:
         return make()
     except UserError as error:
@@ -133,7 +133,7 @@ def _or_refused(refused: list[str], make: Callable[[], Made]) -> Made | None:
 
 
 def _model(known: Namespace) -> Architecture:
-    """Raises UserError for a model that there is not, or of which the flags leave nothing to train."""
+    """Return the model. Raises UserError for one that there is not, or of which the flags leave nothing to train."""
     if set(known.freeze) == set(PARTS):
         raise UserError(f"--freeze {' '.join(known.freeze)} leaves nothing to train; leave one part out")
     architecture = preset(known.preset)
@@ -142,7 +142,7 @@ def _model(known: Namespace) -> Architecture:
 
 
 def _plan(known: Namespace, architecture: Architecture) -> Plan:
-    """Raises UserError for a plan that there is not, or that is at odds with model, ranks or machine."""
+    """Return the plan. Raises UserError for one that there is not, or that is at odds with model, ranks or machine."""
     check_expert_ranks(architecture, known.expert_model_parallel_size)
     plan = _load_plan(known, architecture)
     _check_split_backward(plan)
@@ -150,7 +150,7 @@ def _plan(known: Namespace, architecture: Architecture) -> Plan:
 
 
 def _parsed(parser: Parser, given: Namespace, refused: Sequence[str]) -> tuple[Namespace, str]:
-    """Megatron's arguments, validated, and what it printed meanwhile.
+    """Return Megatron's arguments, validated, and what it printed meanwhile.
 
     Raises UserError with all that is refused already and what flags lack, or with what Megatron refuses.
     """
@@ -172,7 +172,7 @@ def _flight_recorder(given: Namespace) -> dict[str, str]:
 
 
 def _missing(given: Namespace, parser: Parser) -> list[str]:
-    """A line for each flag that every run needs; meanwhile others are judged as if it were there."""
+    """Return a line for each flag that every run needs; meanwhile others are judged as if it were there."""
     wanted = {
         "preset": (None, "--model is missing; give a preset, or a folder with Hugging Face's config.json"),
         "lr": (math.inf, "--lr is missing; give the learning rate"),

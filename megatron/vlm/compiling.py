@@ -17,7 +17,7 @@ MOST_FORMS = 64
 
 
 def for_any_rows(compiler: Callable[..., Any]) -> Callable[..., Any]:
-    """A replacement of `compiler` (`torch.compile`) whose functions take any number of rows.
+    """Return a replacement of `compiler` (`torch.compile`) whose functions take any number of rows.
 
     Other axes stay static. What the compiler returns unchanged is returned unchanged.
     """

@@ -11,7 +11,7 @@ from megatron.vlm import optional, platform
 
 
 def install() -> None:
-    """Install all of them, once a process."""
+    """Install all fixes, once a process."""
     patch_start()
     patch_weight_gradients()
     patch_adam()

@@ -102,7 +102,7 @@ def _watch_signals() -> threading.Event:
 
 
 def _leave_to_watcher(number: int, frame: FrameType | None) -> None:
-    """The handler of `SIGNALS`, which does nothing."""
+    """Do nothing: the handler of `SIGNALS`, whose signals the watcher sees."""
 
 
 def _is_handled_here(number: int) -> bool:
@@ -115,7 +115,7 @@ def _print_once(*lines: str) -> None:
 
 
 def _is_first_rank_to_print() -> bool:
-    """Whether no other rank of this job has printed its last line; True if torchrun's store cannot be asked."""
+    """Say whether no other rank of this job has printed its last line; True if torchrun's store cannot be asked."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
     with suppress(RuntimeError, ValueError):  # torchrun itself has gone

@@ -38,11 +38,11 @@ class HeldOutPass:
         return len(self._distributed())
 
     def of_rank(self, rank: int) -> Iterator[int]:
-        """The packs of a data-parallel rank, without end: every evaluation starts at the first."""
+        """Return the packs of a data-parallel rank, without end: every evaluation starts at the first."""
         return cycle(self._distributed()[:, rank].ravel().tolist())
 
     def _distributed(self) -> NDArray[np.int64]:
-        """[iterations, ranks, packs] of the first stored epoch, which has every sample."""
+        """Return the packs, [iterations, ranks, packs], of the first stored epoch, which has every sample."""
         if self.index.wide is not None:
             each = self.index.global_batch // self.data_parallel_size
             stream = PackStream(self.index, self.data_parallel_size, each, "empty")

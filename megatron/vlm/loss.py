@@ -13,7 +13,7 @@ square-root averaging (arXiv 2412.05271, section 3.3); sample: equal samples."""
 
 
 def weigh_samples(reduction: str, batch: Microbatch) -> Microbatch:
-    """The microbatch with `sample_weights`: each sample's total loss weight, by which expert routers are balanced."""
+    """Add `sample_weights` to a microbatch: each sample's total loss weight, by which routers are balanced."""
     if batch.targets is None:
         return batch
     each = batch.targets.clamp(min=1).pow(-REDUCTIONS[reduction])
@@ -21,7 +21,7 @@ def weigh_samples(reduction: str, batch: Microbatch) -> Microbatch:
 
 
 def token_loss(reduction: str, batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """(weighted sum of the losses, sum of the weights, record), as from `weighted_loss`; losses [T] fp32.
+    """Return (weighted sum of the losses, sum of the weights, record), as from `weighted_loss`; losses [T] fp32.
 
     Megatron sums both over the global batch and divides once, so the mean does not depend on packing, microbatches or
     layout.
@@ -30,13 +30,13 @@ def token_loss(reduction: str, batch: Microbatch, losses: Tensor) -> tuple[Tenso
 
 
 def weighted_loss(losses: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Megatron's result of a loss function: (sum to differentiate, normaliser, record of both); inputs [T] fp32."""
+    """Return what Megatron wants of a loss: (sum to differentiate, normaliser, record of both); inputs [T] fp32."""
     total, normaliser = (losses * weights).sum(), weights.sum()
     return total, normaliser, {"lm loss": torch.stack([total.detach(), normaliser])}
 
 
 def token_weights(batch: Microbatch, power: float) -> Tensor:
-    """[T] fp32: n^-power for counted tokens, n their number in the sample; 0 for others. No host synchronisation."""
+    """Return [T] fp32: n^-power for counted tokens, n their number in the sample, else 0. No host synchronisation."""
     assert batch.loss_mask is not None
     if not power:
         return batch.loss_mask

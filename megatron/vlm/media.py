@@ -32,12 +32,12 @@ def together(size: int) -> Pieces:
 
 @dataclass(frozen=True)
 class Media:
-    """The inputs of one encoder, such as mel frames of sounds. A stage gets only the tensors that its layers need."""
+    """Inputs of one encoder, such as mel frames of sounds. A stage gets only the tensors that its layers need."""
 
     pieces: Pieces = ()
-    """Of the entire pack; of the shard of a wide pack those here."""
+    """Units of the entire pack; of the shard of a wide pack those here."""
     encodes: tuple[bool, ...] = ()
-    """For each piece whether this rank encodes it; (): it encodes all."""
+    """Whether this rank encodes each piece; (): it encodes all."""
     values: Tensor | None = None
     """What the encoder reads of the inputs here, end to end: fp32 [frames, mel bins]."""
     positions: Tensor | None = None
@@ -45,7 +45,7 @@ class Media:
 
     @cached_property
     def kept(self) -> Pieces:
-        """Those of `pieces` that this rank encodes."""
+        """Pieces that this rank encodes."""
         return tuple(compress(self.pieces, self.encodes)) if self.encodes else self.pieces
 
     @cached_property
@@ -69,8 +69,8 @@ class Media:
         return words.index_copy(0, self.positions, tokens.to(words.dtype))
 
     def arrived(self, send: Callable[[Tensor], Tensor]) -> Self:
-        """Return it with values as the encoder reads them; `send`: from the tensor-parallel rank that has read them to
-        the others."""
+        """Return the media with values as the encoder reads them; `send`: from the tensor-parallel rank that has read
+        them to the others."""
         return self if self.values is None else replace(self, values=send(self.values))
 
 
@@ -86,19 +86,19 @@ class Images(Media):
     """
 
     statistics: PixelStatistics | None = None
-    """To normalise the pixels that were read."""
+    """Statistics to normalise the pixels that were read."""
     sources: Tensor | None = None
     """int64 [tokens] or [tokens, 4], of projected tokens, -1: a newline; None: in order."""
     weights: Tensor | None = None
     """[tokens, 4], with 4 sources: their weights in a token."""
     grids: tuple[Grid, ...] = ()
-    """Of every image at native resolution, in order."""
+    """Grids of every image at native resolution, in order."""
     starts: tuple[int, ...] = ()
     """First token of each image, if the model needs it."""
     seconds: tuple[float, ...] = ()
-    """Of each of `grids` between two temporal steps; (): no video."""
+    """Seconds between two temporal steps of each of `grids`; (): no video."""
     turns: tuple[tuple[int, ...], ...] = ()
-    """Of each of `grids`: alternating runs of a video's tokens and its sound's; (): no video is heard."""
+    """Alternating runs, for each of `grids`, of a video's tokens and its sound's; (): no video is heard."""
 
     @classmethod
     def of(cls, pack: "HasMedia") -> "Images":
@@ -108,14 +108,14 @@ class Images(Media):
         return found
 
     def arrived(self, send: Callable[[Tensor], Tensor]) -> Self:
-        """Return it with normalised pixels."""
+        """Return the images with normalised pixels."""
         if self.values is None or self.statistics is None:
             return self
         return replace(self, values=normalise(send(self.values), self.statistics), statistics=None)
 
 
 class HasMedia(Protocol):
-    """A microbatch."""
+    """Protocol of a microbatch, as far as its media go."""
 
     @property
     def media(self) -> Mapping[Size, Media]:

@@ -26,11 +26,11 @@ class Segments(PackedSeqParams):
     lengths: tuple[int, ...] = ()
     causal: bool = True
     masks: tuple[Tensor | None, ...] = ()
-    """For each segment a bias [length, length] added to its scores instead of `causal`, or None; (): for none."""
+    """Bias [length, length] for each segment, added to its scores instead of `causal`, or None; (): for none."""
     rotation: tuple[Tensor, Tensor, Tensor | None] | None = None
     """RoPE angles of each row (`models/attention/rotation.py`); None: no rotation."""
     exchange: "HeadExchange | None" = None
-    """For the first rows, of samples split over several ranks; None: no sample is split."""
+    """Exchange of the first rows, of samples split over several ranks; None: no sample is split."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ FP8_ROWS = 32
 
 
 def sequence_multiple(args: Namespace) -> int:
-    """A pack's tokens are padded to a multiple of this, for sequence parallelism and FP8."""
+    """Return the multiple to which a pack's tokens are padded, for sequence parallelism and FP8."""
     shards = args.tensor_model_parallel_size if args.sequence_parallel else 1
     return shards * (FP8_ROWS if args.fp8 else 1)
 
 
 def segment_ids(lengths: Sequence[int]) -> Tensor:
-    """[T] the segment number of each token, on the host."""
+    """Return the segment number of each token, [T], on the host."""
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
 
 
@@ -72,7 +72,7 @@ def segments_of(
     masks: tuple[Tensor | None, ...] = (),
     rotation: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> Segments:
-    """Consecutive segments of these lengths, on this rank's device."""
+    """Return consecutive segments of these lengths, on this rank's device."""
     boundaries = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
     boundaries, longest = platform.to_device(boundaries), max(lengths, default=0)
     return Segments(
@@ -93,7 +93,7 @@ class SplitSamples:
     """The samples of a pack that are split over several ranks of a team; see `HeadExchange`."""
 
     samples: tuple[int, ...]
-    """Their segment numbers in the pack."""
+    """Segment numbers in the pack."""
     lengths: tuple[int, ...]
     rows: tuple[int, ...]
     order: Tensor
@@ -182,11 +182,11 @@ class Microbatch:
     # values per sample those of the entire pack
 
     def pin_memory(self) -> "Microbatch":
-        """The microbatch in pinned memory; torch's DataLoader calls this in its pinning thread."""
+        """Copy the microbatch to pinned memory; torch's DataLoader calls this in its pinning thread."""
         return self.with_tensors(Tensor.pin_memory)
 
     def with_tensors(self, change: Callable[[Tensor], Tensor | None]) -> "Microbatch":
-        """The same with each tensor changed but meta tensors, which stand for what another rank will broadcast."""
+        """Return it with each tensor changed but meta tensors, in whose place another rank broadcasts."""
 
         def changed(tensor: Tensor) -> Tensor | None:
             return tensor if tensor.is_meta else change(tensor)

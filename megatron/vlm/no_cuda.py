@@ -25,7 +25,7 @@ MAKERS = (
 )
 """Functions of torch that take a device."""
 NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
-"""Methods of tensors that do."""
+"""Methods of tensors that take a device."""
 
 
 def send_cuda_to(device: torch.device) -> None:
@@ -89,7 +89,7 @@ class _Stream:
 
 
 def _returns(value: object) -> Callable[..., Any]:
-    """A new function that takes anything and returns `value` (torch wants one function a name, not one for several)."""
+    """Make a new function that takes anything and returns `value` (torch wants one function a name)."""
     return lambda *_, **__: value
 
 

@@ -12,7 +12,7 @@ PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def normalise(tiles: Tensor, statistics: PixelStatistics) -> Tensor:
-    """uint8 [tiles, size, size, 3] -> float32 [tiles, 3, size, size], (x / 255 - mean) / deviation.
+    """Normalise uint8 [tiles, size, size, 3] to float32 [tiles, 3, size, size]: (x / 255 - mean) / deviation.
 
     With frames: [tiles, frames, size, size, 3] -> [tiles, 3, frames, size, size].
     """
@@ -23,6 +23,6 @@ def normalise(tiles: Tensor, statistics: PixelStatistics) -> Tensor:
 
 @cache
 def _on_device(statistics: PixelStatistics, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and deviation, [3] each, cached."""
+    """Return mean and deviation, [3] each, cached."""
     mean, deviation = (torch.tensor(values) for values in statistics)
     return (mean, deviation) if device == mean.device else (to_device(mean), to_device(deviation))

@@ -45,7 +45,7 @@ if not HAS_CUDA:
 
 
 def _gated_backward_works() -> bool:
-    """Whether flash-linear-attention computes the gradients of a gated delta rule here.
+    """Say whether flash-linear-attention computes the gradients of a gated delta rule here.
 
     On Hopper GPUs, Triton 3.4 to 3.7.0 compiles its kernel wrongly: it then takes TileLang's, or raises at the first
     backward (`chunk_bwd_dqkwg`), minutes after a run began.
@@ -91,7 +91,7 @@ CLOCK_RATE = 2e9
 
 
 def device() -> torch.device:
-    """The device this rank computes on."""
+    """Return the device this rank computes on."""
     return torch.device("cuda", torch.cuda.current_device()) if HAS_CUDA else CPU
 
 
@@ -118,7 +118,7 @@ def multiply_exactly() -> None:
 
 
 def device_name() -> str:
-    """The hardware's name, for profiles and logs."""
+    """Return the hardware's name, for profiles and logs."""
     if HAS_CUDA:
         return torch.cuda.get_device_name()
     import platform as machine
@@ -130,19 +130,19 @@ def device_name() -> str:
 
 
 def device_count() -> int:
-    """GPUs of this machine, or cores where there are none."""
+    """Return the number of GPUs of this machine, or of cores where there are none."""
     return torch.cuda.device_count() if HAS_CUDA else os.cpu_count() or 1
 
 
 def device_memory() -> int:
-    """Bytes of one device's memory; of the machine's where there are no GPUs, shared by all ranks."""
+    """Return the bytes of one device's memory; of the machine's where there are no GPUs, shared by all ranks."""
     if HAS_CUDA:
         return int(torch.cuda.get_device_properties(0).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def overhead_bytes() -> float:
-    """Bytes of a device that no tensor of a layer has: driver context, communication buffers, fragmentation.
+    """Return the bytes of a device that no tensor of a layer has: driver context, communication buffers, fragmentation.
 
     What is taken now outside the allocator, which holds what layers had while they were measured; and no less than a
     whole job's, which has more communicators. 0 where there is no GPU.
@@ -154,17 +154,17 @@ def overhead_bytes() -> float:
 
 
 def allocated_bytes() -> int | None:
-    """Bytes of tensors on this rank's device, as its allocator says without waiting; None where there is no GPU."""
+    """Return the bytes of tensors on this rank's device, by its allocator without waiting; None without a GPU."""
     return int(torch.cuda.memory_allocated()) if HAS_CUDA else None
 
 
 def peak_bytes() -> int | None:
-    """The most that tensors have taken on this rank's device since it started; None where there is no GPU."""
+    """Return the most bytes of tensors on this rank's device since it started; None where there is no GPU."""
     return int(torch.cuda.max_memory_allocated()) if HAS_CUDA else None
 
 
 def unseen_gpu() -> str:
-    """What says that this machine has GPUs although torch sees none, or "": they may be hidden on purpose."""
+    """Say what shows that this machine has GPUs although torch sees none, or "": they may be hidden on purpose."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if HAS_CUDA or visible in ("", "-1"):
         return ""
@@ -177,7 +177,7 @@ def unseen_gpu() -> str:
 
 
 def now() -> float:
-    """Seconds of a clock, once the device has done what it was asked."""
+    """Return seconds of a clock, once the device has done what it was asked."""
     if HAS_CUDA:
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -199,14 +199,14 @@ class Moment:
             self._event.record()
 
     def reached(self) -> bool:
-        """Whether the device has come to it; waits for nothing, and may be asked by any thread."""
+        """Say whether the device has come to it; waits for nothing, and may be asked by any thread."""
         if self._event is None:
             return True
         with torch.cuda.device(self._event.device):  # a new thread's is the first, which this rank must not open
             return bool(self._event.query())
 
     def seconds_until(self, later: "Moment") -> float:
-        """Seconds between two moments; waits until the device has reached the later one."""
+        """Return the seconds between two moments; waits until the device has reached the later one."""
         if self._event is None or later._event is None:
             return later._seconds - self._seconds
         later._event.synchronize()
@@ -214,7 +214,7 @@ class Moment:
 
 
 def point_to_point_options() -> Any:
-    """Of a process group between two pipeline neighbours; None for the backend's own.
+    """Return options of a process group between two pipeline neighbours; None for the backend's own.
 
     A message must not queue behind computing, and a receive that waits must not hold many thread blocks meanwhile.
     """
@@ -226,17 +226,14 @@ def point_to_point_options() -> Any:
 
 
 def host_group(timeout: timedelta) -> torch.distributed.ProcessGroup | None:
-    """All ranks, over a backend with which their hosts talk while devices compute; None where the default one does.
-
-    All ranks call it together.
-    """
+    """Make a group of all ranks whose hosts talk while devices compute; None where the default one does. Collective."""
     if torch.distributed.get_backend() == "gloo":
         return None
     return torch.distributed.new_group(backend="gloo", timeout=timeout, group_desc="hosts")
 
 
 def beside_computing(purpose: str) -> contextlib.AbstractContextManager[Any]:
-    """A block in which what is allocated and moved does not wait for what has been given the device to compute.
+    """Return a block in which what is allocated and moved does not wait for what the device was given to compute.
 
     What has one purpose ("receiving", "copying") happens in its order.
     """
@@ -255,12 +252,12 @@ def wait_for(purpose: str) -> None:
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the device, for which the host does not wait: from memory that is not pinned it would."""
+    """Copy to the device, for which the host does not wait: from memory that is not pinned it would."""
     return (tensor.pin_memory() if HAS_CUDA else tensor).to("cuda", non_blocking=True)
 
 
 def once_on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if it is on `device`, else a copy on this rank's, to be kept: it is copied only once."""
+    """Return the tensor itself if it is on `device`, else a copy on this rank's, to be kept: it is copied only once."""
     return tensor if tensor.device == device else to_device(tensor)
 
 
@@ -280,14 +277,14 @@ class Reading:
             self._event.record()
 
     def numbers(self) -> Any:
-        """As nested lists. Waits until they are here."""
+        """Return the tensor's numbers as nested lists. Waits until they are here."""
         if self._event is not None:
             self._event.synchronize()
         return self._here.tolist()
 
 
 def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Of matrices in half precision, in fp32; on a device without copies of them in fp32."""
+    """Multiply matrices in half precision, in fp32; on a device without copies of them in fp32."""
     if HAS_CUDA:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
@@ -307,12 +304,12 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
 
 
 def empty_groups_are_left_out() -> bool:
-    """Whether torch's grouped product leaves the result of an empty sum unwritten: reported of GPUs after Hopper."""
+    """Say whether torch's grouped product leaves an empty sum unwritten: reported of GPUs after Hopper."""
     return HAS_CUDA and torch.cuda.get_device_capability()[0] > 9
 
 
 def multiplies_float8() -> bool:
-    """Whether the device multiplies matrices in float8: GPUs from Ada and Hopper on."""
+    """Say whether the device multiplies matrices in float8: GPUs from Ada and Hopper on."""
     return HAS_CUDA and torch.cuda.get_device_capability() >= (8, 9)
 
 
@@ -338,7 +335,7 @@ def attention_kernels(width: int) -> list[str]:
 
 
 def megatron_defaults() -> dict[str, Any]:
-    """Defaults of Megatron's own flags (by attribute name) that this machine needs."""
+    """Return defaults of Megatron's own flags (by attribute name) that this machine needs."""
     defaults: dict[str, Any] = {}
     if not HAS_TRANSFORMER_ENGINE:
         defaults |= {"transformer_impl": "local", "persist_layer_norm": False, "no_persist_layer_norm": True}

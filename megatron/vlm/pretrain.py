@@ -68,7 +68,7 @@ class Trainer:
     """The model, data and step providers of Megatron's `pretrain`."""
 
     def __init__(self, inputs: TrainingInputs) -> None:
-        """Raises UserError if a dataset cannot be opened."""
+        """Open datasets and meters. Raises UserError if a dataset cannot be opened."""
         self.args, self.architecture, self.plan = inputs.args, inputs.architecture, inputs.plan
         args, journal = self.args, Journal(self.args.metrics_file)
         operations = ModelOperations.of(self.architecture, tuple(args.freeze), Adapters.of(args))
@@ -85,7 +85,7 @@ class Trainer:
         self.bad_samples = {
             True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)
         }  # fmt: skip
-        """By whether training: of the training data, of the held-out data."""
+        """Bad samples of the training data (True) and of the held-out data (False)."""
         self.teams = Teams()
         self.hosts = Hosts()
         self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
@@ -98,7 +98,7 @@ class Trainer:
 
     @staticmethod
     def sources(data: str | None) -> tuple[str, ...]:
-        """Short names of a dataset's input files."""
+        """Return short names of a dataset's input files."""
         return ChatDataset(data).sources.names if data else ()
 
     def model(
@@ -109,14 +109,14 @@ class Trainer:
         config: TransformerConfig | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> Stage:
-        """The plan's stage for this rank and chunk."""
+        """Build the plan's stage for this rank and chunk."""
         chain = Chain.of(self.args, self.architecture, config)
         stage = self.plan.stages[stage_number(self.plan.placement, vp_stage)]
         owned = owned_layers(self.plan, vp_stage)
         return Stage(chain, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, pg_collection, owned)
 
     def datasets(self, _: Any, vp_stage: int | None = None) -> tuple[Packs, Packs | None, None]:
-        """(training microbatches of this rank from the checkpoint's position, held-out ones from the first, None)."""
+        """Return (training microbatches of this rank from the checkpoint's position, held-out ones, None)."""
         args = self.args
         train = self._dataset(args.data, args.packs, vp_stage)
         microbatches = args.global_batch_size // args.data_parallel_size
@@ -296,7 +296,7 @@ def _write_locks(args: Namespace) -> Iterator[None]:
 
 
 def _keep_arguments(inputs: TrainingInputs) -> None:
-    """On the first rank: write Megatron's arguments next to the metrics; print the flags that no test covers."""
+    """Write Megatron's arguments next to the metrics, on the first rank; print the flags that no test covers."""
     if inputs.args.rank:
         return
     if next_to := inputs.args.metrics_file or inputs.args.save:

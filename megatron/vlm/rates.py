@@ -20,7 +20,7 @@ from omnibal_ext.trainer_flags import PARTS_WITH_RATES, RATES
 
 
 def trained_parts(args: Namespace) -> set[str]:
-    """The parts of the model that are trained, by their weights or by adapters."""
+    """Return the parts of the model that are trained, by their weights or by adapters."""
     adapters = Adapters.of(args)
     return set(adapters.targets) if adapters.rank else set(PARTS) - set(args.freeze)
 
@@ -49,7 +49,7 @@ NEEDS = (
 
 
 def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
-    """Core's overrides for the parts with a configured learning rate or weight decay."""
+    """Return core's overrides for the parts with a configured learning rate or weight decay."""
     found = {}
     for part in PARTS_WITH_RATES:
         rate, decay = getattr(args, f"lr_{part}"), getattr(args, f"weight_decay_{part}")
@@ -65,11 +65,11 @@ def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
 
 
 OF_ENCODER = re.compile(rf"links\.(\w+)\.{VISION_NORM}\.")
-"""A norm in a projector's layer that is counted among its encoder's layers."""
+"""Name of a norm in a projector's layer that is counted among its encoder's layers."""
 
 
 def _of_part(part: str) -> Callable[[Any, str], bool]:
-    """A predicate of core: whether a parameter, by its name, is of a part of the model."""
+    """Return a predicate of core: whether a parameter, by its name, is of a part of the model."""
     names = re.compile(rf"links\.({'|'.join(PARTS[part])})(_\d+)?\.")
 
     def is_of(_: Any, name: str) -> bool:
@@ -81,7 +81,7 @@ def _of_part(part: str) -> Callable[[Any, str], bool]:
 
 
 def install() -> None:
-    """Patch Megatron's loop to create its optimizer with `part_overrides`."""
+    """Have Megatron's loop create its optimizer with `part_overrides`."""
     plain = training.get_megatron_optimizer_config
 
     def with_parts(args: Namespace) -> Any:

@@ -41,7 +41,7 @@ class Weights:
         return None
 
     def ends(self, train_iters: int | None) -> bool:
-        """Whether a run of so many iterations has ended with these weights."""
+        """Say whether a run of so many iterations has ended with these weights."""
         return self.kind == "own" and bool(train_iters) and self.iteration >= (train_iters or 0)
 
     def refuse_unconverted(self) -> None:
@@ -53,7 +53,7 @@ class Weights:
             )
 
     def describe(self) -> str:
-        """A short description for the table of checks."""
+        """Return a short description for the table of checks."""
         words = {
             "own": f"goes on from iteration {self.iteration} in {self.folder}",
             "given": f"first weights from {self.folder}",
@@ -64,7 +64,7 @@ class Weights:
 
 
 def starting_weights(args: Namespace) -> Weights:
-    """The weights that --load, --save, --from and --from-scratch select.
+    """Return the weights that --load, --save, --from and --from-scratch select.
 
     Raises UserError if they select none or contradict each other, or if a named folder holds no weights.
     """
@@ -117,7 +117,7 @@ def check_weights(
     step: int | None = None,
     adapters: Adapters = NO_ADAPTERS,
 ) -> OurCheckpoint | None:
-    """The checkpoint of the weights: of `step` (--ckpt-step), or the newest; None if they are not in our format.
+    """Return the checkpoint of the weights: of `step` (--ckpt-step), or the newest; None if they are not in our format.
 
     Raises UserError if they are of another model, if the save is incomplete (with --from, the tracked one), or if they
     have other adapters than the run's, `adapters`. Reads metadata only.
@@ -149,7 +149,7 @@ def _path(name: str | None) -> Path | None:
 
 
 def _last_checkpoint(folder: Path, args: Namespace) -> Weights:
-    """The newest complete save of a run. Raises UserError if there is none, or under --fresh."""
+    """Return the newest complete save of a run. Raises UserError if there is none, or under --fresh."""
     save = Checkpoints(folder).newest(args.ckpt_step, args.trust)
     if args.fresh:
         raise UserError(f"--fresh: {folder} holds a run's {save.path.name}; choose a new --save, or leave --fresh out")
@@ -199,7 +199,7 @@ def _check_adapters(weights: Weights, checkpoint: OurCheckpoint, adapters: Adapt
 
 
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shapes of a few weights that have all of a model's widths."""
+    """Return the shapes of a few weights that have all of a model's widths."""
     usual, layers = architecture.language.usual, architecture.language.each_layer
     perceptron = f"links.llm_{layers.index(usual)}.mlp" + ".experts.experts" * (usual.experts is not None)
     shown = (

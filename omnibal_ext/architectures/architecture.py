@@ -33,7 +33,7 @@ class PromptFormat:
     tiling: str = "internvl"
     """Rule by which images are tiled (a key of `TILINGS` in omnibal_ext/families/media.py)."""
     further_token_ids: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """The same of further encoders, by size; without those that are unknown."""
+    """Ids of the tokens that stand for one feature of further encoders, by size; without unknown ones."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Architecture:
 
     @cached_property
     def encoders(self) -> tuple[Encoder, ...]:
-        """Its encoders, in the order of the chain."""
+        """Encoders of the model, in the order of the chain."""
         vision = self.vision
         layers = tuple(number in vision.full_layers for number in range(vision.layers))
         features = Features(vision.feature_layers, bool(vision.side_by_side))
@@ -242,7 +242,7 @@ def differences(one: Architecture, other: Architecture) -> list[tuple[str, objec
 
 
 def _compared(model: Architecture) -> dict[str, Any]:
-    """Fields by name, those of the towers as `vision.` and `language.`."""
+    """Return fields by name, those of the towers as `vision.` and `language.`."""
     further = {one.modality.name: asdict(one) for one in model.further}
     values = asdict(model) | further | {"language": noted(model.language)}
     if (values["language"].get("rope_scaling") or {}).get("kind") == "dynamic":

@@ -17,7 +17,7 @@ PROCESSOR, OLD_PROCESSOR = "processor_config.json", "preprocessor_config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MOST_FILES = 2**12
-"""That an index may name: published models have up to 200."""
+"""Most files that an index may name: published models have up to 200."""
 AGAIN = "download it again"
 ADAPTER = "adapter_config.json"
 """The config of peft's adapters; the adapters' weights lie next to it."""
@@ -31,7 +31,7 @@ def find_config(path: Path) -> Path | None:
 
 
 def config_path(path: Path) -> Path:
-    """Like `find_config`, but raises UserError if there is none."""
+    """Return `find_config` of a path. Raises UserError if there is none."""
     if found := find_config(path):
         return found
     if (path / ADAPTER).exists():
@@ -51,7 +51,7 @@ def image_token_id(config: Mapping[str, Any]) -> Any:
 
 
 def token_ids(config: Mapping[str, Any]) -> Iterator[int]:
-    """All ids of tokens that a config.json names, in inner sections too."""
+    """Yield all ids of tokens that a config.json names, in inner sections too."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from token_ids(value)
@@ -76,7 +76,7 @@ def weight_files(folder: Path) -> dict[str, str]:
 
 
 def weight_file(where: str, value: Any) -> str:
-    """A check (`reading.checks`): a safetensors file's name, without a path out of the folder."""
+    """Check (`reading.checks`) the name of a safetensors file, which must not lead out of the folder."""
     name = text(where, value)
     if not is_plain_name(name) or not name.endswith(".safetensors"):
         raise UserError(f"{where} must be the name of a .safetensors file in this folder, got {shown(name)}")

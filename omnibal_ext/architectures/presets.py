@@ -68,8 +68,8 @@ def preset(name: str) -> Architecture:
 
 
 def hub_name(name: str) -> tuple[str, str | None] | None:
-    """OWNER/MODEL on the Hugging Face hub and the revision (branch, tag or commit; None: not said) of a name or a
-    page's URL; None if it is neither."""
+    """Return OWNER/MODEL on the Hugging Face hub and the revision (branch, tag or commit; None: not said) of a name or
+    a page's URL; None if it is neither."""
     if found := HUB_NAME.fullmatch(name) or HUB_PAGE.fullmatch(name):
         return found["model"], found["revision"] and unquote(found["revision"])
     return None

@@ -101,7 +101,7 @@ class Device:
     """Peak in float8 over that in bf16 (data sheet)."""
 
     def attending(self, kernel: str) -> "Device":
-        """Return it where attention is computed by `kernel`."""
+        """Return the device with the efficiency of attention by `kernel`, if that is known."""
         return replace(self, attention_efficiency=self.attention_kernels.get(kernel, self.attention_efficiency))
 
 

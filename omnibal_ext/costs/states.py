@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SIZES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-"""Bytes of a number."""
+"""Bytes of a number by its type."""
 DTYPES = {
     "main_grads_dtype": ("fp32", "bf16"),
     "main_params_dtype": ("fp32", "fp16"),
@@ -33,7 +33,7 @@ class WeightBytes:
 
     @staticmethod
     def of(flags: Any, half: bool = True) -> "WeightBytes":
-        """Return those of a run with these flags, whose precisions are named or torch's; `half`: not in fp32."""
+        """Return the bytes of a run with these flags, whose precisions are named or torch's; `half`: not in fp32."""
         if not half:
             return WeightBytes(4, 4, 8)
         if not getattr(flags, AWARE):

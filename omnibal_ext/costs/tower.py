@@ -166,7 +166,7 @@ class TowerCosts:
         return [self._cost(kind).weight_bytes for kind in self.kinds]
 
     def owner_seconds(self) -> list[float]:
-        """Return the step seconds of every layer on its owner, once an iteration."""
+        """Return the seconds of the optimizer step of every layer, on the rank that owns it, once an iteration."""
         return [self._cost(kind).step_seconds for kind in self.kinds]
 
     def _cost(self, kind: str) -> LayerCost:

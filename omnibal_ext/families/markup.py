@@ -40,7 +40,7 @@ class Steps:
     before: str
     after: str
     stamp: Callable[[float], str]
-    """Seconds -> text."""
+    """Function from a step's seconds to the text before it."""
     behind: bool = False
     """Whether the time is after its step."""
 

@@ -36,7 +36,7 @@ _TABLE: tuple[tuple[Check[Any], str], ...] = (
     (mapping(anything), "image_processor video_processor feature_extractor audio_processor"),
 )
 CHECKS: Mapping[str, Check[Any]] = {field: check for check, fields in _TABLE for field in fields.split()}
-"""Field -> its check."""
+"""Check of each field."""
 
 
 def read_fields(file: Path) -> Fields:

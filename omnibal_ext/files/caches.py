@@ -26,7 +26,7 @@ COMPILED = (".nbi", ".nbc")
 
 
 def why_foreign(folder: Path) -> str:
-    """What of a folder, above it or in it, others own or may write, as words for a message; "": nothing.
+    """Return what others own or may write of a folder, above it or in it, as words for a message; "": nothing.
 
     A folder above it may be open to all if only owners may rename in it, as in /tmp. What is not there is nobody's.
     """
@@ -46,7 +46,7 @@ def why_foreign(folder: Path) -> str:
 
 
 def why_foreign_beside(package: Path) -> str:
-    """The same of what numba has compiled into __pycache__ of a package: who may write its sources may do so there."""
+    """Return what others may write of numba's code in __pycache__ of a package, beyond who may write its sources."""
     for folder, names, _ in os.walk(package):
         if "__pycache__" not in names:
             continue
@@ -62,7 +62,7 @@ def why_foreign_beside(package: Path) -> str:
 def own_numba_cache(package: Path) -> Path | None:
     """Have numba keep what it compiles of a package in a folder of the user's own if its place is foreign, and say so.
 
-    The folder; None: numba's place is the user's, and stays.
+    Returns the folder; None: numba's place is the user's, and stays.
     """
     given = os.environ.get("NUMBA_CACHE_DIR")
     why = _made(Path(given)) if given else why_foreign_beside(package) or why_foreign(_kept() / "numba")
@@ -76,7 +76,7 @@ def own_numba_cache(package: Path) -> Path | None:
 
 
 def are_foreign(folders: list[str]) -> bool:
-    """Whether one of the folders is not to be used, for scripts; says which, and why."""
+    """Say whether one of the folders is not to be used, and print which, and why: for scripts."""
     reasons = [why for folder in folders if (why := why_foreign(Path(folder)))]
     for reason in reasons:
         say(f"warning: {reason}: what is kept there is not used", error=True)
@@ -97,7 +97,7 @@ def own_torch_caches() -> None:
 
 
 def _made(folder: Path) -> str:
-    """`why_foreign` of a folder that is made, for the user alone, if it is not there."""
+    """Make a folder for the user alone, if it is not there, and return `why_foreign` of it."""
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return why_foreign(folder)
@@ -128,7 +128,7 @@ def _home(name: str) -> Path:
 
 
 def _within(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All files and folders in a folder that can be read."""
+    """Yield all files and folders in a folder that can be read."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             yield entry
@@ -137,7 +137,7 @@ def _within(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _why(found: os.stat_result, allowed: int = 0, owner: int = 0) -> str:
-    """Who else owns what was found, or may write it beyond the bits that are `allowed`; "": nobody."""
+    """Return who else owns what was found, or may write it beyond the bits that are `allowed`; "": nobody."""
     if found.st_uid not in (0, os.geteuid(), owner):
         return f"belongs to another user ({found.st_uid})"
     bits = 0 if stat.S_ISLNK(found.st_mode) else found.st_mode & WRITABLE & ~allowed
@@ -147,7 +147,7 @@ def _why(found: os.stat_result, allowed: int = 0, owner: int = 0) -> str:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether a group is the user's own, which has their name and no other member, as many systems make it."""
+    """Say whether a group is the user's own, which has their name and no other member, as many systems make it."""
     try:
         user, named = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:

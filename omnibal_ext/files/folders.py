@@ -13,7 +13,7 @@ from omnibal_ext.files.writing import hidden_name, naming, new_folder, remove_un
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of Linux's renameat2."""
 TAKE_ANOTHER = "choose another folder: --output-dir, or --run-dir of omnibal launch"
-"""The remedy where a folder holds something else: a run goes on only with the data that it began with."""
+"""Remedy where a folder holds something else: a run goes on only with the data that it began with."""
 
 
 def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> None:

@@ -30,13 +30,13 @@ POLL_SECONDS = 0.2
 
 
 def lock_of(output: Path) -> Path:
-    """The lock file of an output: a hidden file in the same folder."""
+    """Return the lock file of an output: a hidden file in the same folder."""
     return output.with_name(f".{output.name}.lock")
 
 
 @contextmanager
 def working_on(output: Path, exclusive: bool = True) -> Iterator[None]:
-    """Hold the lock of `output`; waits for it, with a line on stderr. Not `exclusive`: a shared lock.
+    """Hold the lock of `output`, and wait for it, with a line on stderr. Not `exclusive`: a shared lock.
 
     Another program may have made the output in the meantime.
     """
@@ -77,7 +77,7 @@ def _take(path: Path, exclusive: bool, job: str | None = None) -> FileIO | None:
 
 
 def _join(path: Path, job: str | None) -> FileIO | None:
-    """The lock file, locked together with other programs of the same job; None if another job holds it."""
+    """Return the lock file, locked together with other programs of the same job; None if another job holds it."""
     lock = _locked(path, fcntl.LOCK_SH) if job is not None else None
     if lock is not None and _signature(path).get("job") != job:
         lock.close()

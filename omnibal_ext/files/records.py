@@ -109,7 +109,7 @@ def _end_of_lines(file: Any) -> int:
 
 
 THREADS = min(8, os.cpu_count() or 1)
-"""hashlib releases the GIL."""
+"""Files hashed at a time: hashlib releases the GIL."""
 
 
 def sha256_of(path: str | Path) -> str:
@@ -119,14 +119,14 @@ def sha256_of(path: str | Path) -> str:
 
 
 def checksums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of files of a folder by name, computed in several threads."""
+    """Return the SHA-256 of files of a folder by name, computed in several threads."""
     ordered = list(names)
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip(ordered, pool.map(sha256_of, (folder / name for name in ordered)), strict=True))
 
 
 def verify_checksums(folder: Path, expected: Mapping[str, str], remedy: str) -> None:
-    """Hash the files and compare. Raises UserError naming the first that is damaged or missing."""
+    """Check files against their SHA-256. Raises UserError naming the first that is damaged or missing."""
     found = checksums_of(folder, expected)
     for name, checksum in expected.items():
         if found[name] != checksum:

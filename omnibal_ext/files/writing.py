@@ -1,4 +1,4 @@
-"""The one door by which files and folders are written: they appear under their names complete, or not at all.
+"""The only functions that write files and folders: these appear under their names complete, or not at all.
 
 What is not complete has a hidden name that nobody can guess, and is locked by its writer. A lock ends with its process,
 so the next program that writes the same knows what a killed one has left, and removes it.
@@ -25,7 +25,7 @@ DEVICES = ("/dev", "/proc")
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the system that name no file, as those of numpy and of a full disk, become a UserError about `path`."""
+    """Turn errors of the system that name no file, as numpy's and a full disk's, into a UserError about `path`."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,7 @@ def _is_special(target: Path) -> bool:
 
 
 def _new_file(target: Path) -> tuple[Path, BinaryIO]:
-    """A new file next to `target`, locked."""
+    """Make a new file next to `target`, locked, and return its path too."""
     while True:
         partial = hidden_name(target)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,7 +87,7 @@ def _new_file(target: Path) -> tuple[Path, BinaryIO]:
 
 
 def hidden_name(target: Path) -> Path:
-    """A name next to `target` for what becomes it."""
+    """Return a name next to `target` for what becomes it."""
     return target.with_name(f".{target.name}.{secrets.token_hex(TOKEN_BYTES)}")
 
 

@@ -19,10 +19,10 @@ NO_EFFORT: float | None = None
 SAMPLES = "omnibal_samples"
 """The column of the packs: the numbers of their samples."""
 KERNELS = (None, "eager", "sdpa", "flash_attention_2")
-"""Of attention that keeps samples apart by their positions; None is transformers' own choice, `sdpa`."""
+"""Kernels of attention that keep samples apart by their positions; None is transformers' own choice, `sdpa`."""
 MUST_NOT_BE = ("sample_packing", "batch_flattening", "streaming", "pretraining_dataset", "rl", "curriculum_sampling",
                "group_by_length", "gemma4_hybrid_attn_impl")  # fmt: skip
-"""Other packs, other batches, other orders, attention of axolotl's own."""
+"""Settings that mean other packs, other batches, other orders, or attention of axolotl's own."""
 
 
 def base() -> Any:
@@ -50,7 +50,7 @@ class TwoBudgetPlugin(base()):  # type: ignore[misc]
         self.vit_budget = cfg.get("omnibal_vit_budget")
 
     def pre_model_load(self, cfg: Any) -> None:
-        """Raises UserError for what would not keep samples apart, or not within the budgets."""
+        """Refuse, with UserError, what would not keep samples apart, or not within the budgets."""
         if not isinstance(self.vit_budget, int):
             raise UserError(f"omnibal_vit_budget: {self.vit_budget}: must be the most tiles, or patches, of a pack")
         if not cfg.processor_type or cfg.micro_batch_size != 1 or (cfg.context_parallel_size or 1) > 1:

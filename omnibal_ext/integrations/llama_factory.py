@@ -24,11 +24,11 @@ from omnibal_ext.packing.costs import PackCosts
 TOKENS, MEDIA, LENGTHS = ("input_ids", "labels"), ("images", "videos", "audios"), "omnibal_lengths"
 """Columns of a pack: all its samples' in turn; a list of each sample; and how many tokens each has."""
 KERNELS = ("eager", "sdpa", "flash_attention_2")
-"""Of attention that keep samples apart by their positions."""
+"""Kernels of attention that keep samples apart by their positions."""
 OF_EVALUATION = "per_device_eval_batch_size"
 MUST_BE = {"packing": True, "per_device_train_batch_size": 1, OF_EVALUATION: 1, "predict_with_generate": False,
            "shift_attn": False, "use_unsloth": False, "use_kt": False}  # fmt: skip
-"""Arguments, for a batch to be a pack, and for attention to be transformers' own."""
+"""Arguments that make a batch a pack, and attention transformers' own."""
 
 
 def sample_of(reader: Any, ids: Sequence[int], labels: Sequence[int], *media: Sequence[Any] | None) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def samples_of(reader: Any, pack: Mapping[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def is_bare(reader: Any, pack: Mapping[str, Any]) -> bool:
-    """Whether a pack leaves an encoder without work: with sharded weights the other ranks would wait for it."""
+    """Say whether a pack leaves an encoder without work: with sharded weights the other ranks would wait for it."""
     plugin, (images, videos, sounds) = reader.template.mm_plugin, (any(pack[kind]) for kind in MEDIA)
     return bool((plugin.image_token and not (images or videos)) or (plugin.audio_token and not sounds))
 
@@ -70,7 +70,7 @@ def blank(reader: Any) -> dict[str, Any]:
 
 
 class TwoBudgetProcessor(NamedTuple):
-    """In place of LLaMA-Factory's processor of packs: `theirs` encodes samples, `packer` says which go together."""
+    """Stand-in for LLaMA-Factory's processor of packs: `theirs` encodes samples, `packer` says which go together."""
 
     theirs: Any
     packer: Packer
@@ -98,11 +98,11 @@ class TwoBudgetProcessor(NamedTuple):
 
 
 class PackCollator:
-    """In place of LLaMA-Factory's collator: hands its model a pack, whose samples do not see each other."""
+    """Stand-in for LLaMA-Factory's collator: hands its model a pack, whose samples do not see each other."""
 
     def __init__(self, template: Any, model: Any, tokenizer: Any, processor: Any = None, compute_dtype: Any = None,
                  **_: Any) -> None:  # fmt: skip
-        """Raises UserError for a model whose attention or layers do not keep samples apart."""
+        """Refuse, with UserError, a model whose attention or layers do not keep samples apart."""
         self.reader = SimpleNamespace(template=template, tokenizer=tokenizer, processor=processor)
         self.config, self.dtype = model.config, compute_dtype
         kernel, kind = self.config.get_text_config()._attn_implementation, self.config.model_type

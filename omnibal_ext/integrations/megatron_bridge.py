@@ -29,7 +29,7 @@ class PackedIndexDataset:
         join: Callable[[Sequence[Any]], Any],
         epochs: int = 1,
     ) -> None:
-        """`samples` are read by number. Raises UserError if the index is wide or has another global batch."""
+        """Read `samples` by number. Raises UserError if the index is wide or has another global batch."""
         if index.wide is not None:
             raise UserError(f"{index.folder}: has packs wider than a rank: pack without --widths")
         self._samples, self._index, self._join = samples, index, join
@@ -38,7 +38,7 @@ class PackedIndexDataset:
         self._ranks = data_parallel_size
 
     def __len__(self) -> int:
-        """Packs of all epochs, in whole iterations."""
+        """Count the packs of all epochs, in whole iterations."""
         return self._length
 
     def __getitem__(self, number: int) -> Any:

@@ -49,7 +49,7 @@ def greedy_knapsack_vt_balanced(
 
 
 def install(visual_budget: int | None = None, costs: PackCosts | None = None, seconds: float | None = None) -> None:
-    """Have Automodel call the above. Raises UserError where it has no such function."""
+    """Have Automodel call `greedy_knapsack_vt_balanced`. Raises UserError where it has no such function."""
     from nemo_automodel.components.datasets.vlm import neat_packing_vlm as theirs
 
     if not hasattr(theirs, "greedy_knapsack_vt_balanced"):

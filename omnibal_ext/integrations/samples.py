@@ -114,7 +114,7 @@ def join(samples: Sequence[Mapping[str, Any]], config: Any = None) -> dict[str, 
 
 
 def _positions(joined: Mapping[str, Any], ends: Any, config: Any) -> Any:
-    """Raises UserError where the model's are not known."""
+    """Return the positions of a joined pack. Raises UserError where the model's are not known."""
     import torch
 
     images, films, kinds = (joined.get(key) for key in ("image_grid_thw", "video_grid_thw", "mm_token_type_ids"))

@@ -16,7 +16,7 @@ from omnibal_ext.packing.in_memory import whole
 
 
 class Position(NamedTuple):
-    """Where a stream is: `given` packs of a buffer, of samples that waited for it and of all from `begin` on.
+    """Place in a stream: `given` packs of a buffer, of samples that waited for it and of all from `begin` on.
 
     Samples are read from number `first` on, before which the stream's own state was `state`.
     """
@@ -57,7 +57,7 @@ class PackedStream:
         beyond: str = "drop",
         seconds: float | None = None,
     ) -> None:
-        """`samples` is iterated anew each epoch, in each worker, on each rank: let it give each its own.
+        """Iterate `samples` anew each epoch, in each worker, on each rank: let it give each its own.
 
         Args:
             buffer: samples packed together.
@@ -85,7 +85,7 @@ class PackedStream:
         return self.position._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, when iterated next."""
+        """Continue from that state, when iterated next."""
         self.position = Position(**state)
 
     def __iter__(self) -> Iterator[Any]:

@@ -43,8 +43,8 @@ class PackedBatches:
         seed: int = 0,
         seconds: float | None = None,
     ) -> None:
-        """As `omnibal_ext.packing.pack`, by default with more effort. Raises UserError as it does, at once, for a rank
-        that is none of them, and where no sample is left."""
+        """Pack as `omnibal_ext.packing.pack`, by default with more effort. Raises UserError as it does, at once, for a
+        rank that is none of them, and where no sample is left."""
         if whole("ranks", ranks, 1) and rank is not None and not 0 <= rank < ranks:
             raise UserError(f"rank {rank} is not one of {ranks} data-parallel ranks")
         self._sizes, self._budgets = (tiles, tokens), (vit_budget, llm_budget)
@@ -63,7 +63,7 @@ class PackedBatches:
             self._packs = self._pack()
 
     def __len__(self) -> int:
-        """Packs yielded in an epoch."""
+        """Count the packs yielded in an epoch."""
         return len(self._packs) // (1 if self._rank is None else self._ranks)
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -33,7 +33,7 @@ class TwoBudgetBatching:
         seconds: float | None = None,
         sample_size: Callable[[Any], tuple[int, int]] = size_of,
     ) -> None:
-        """`token_micro_bsz` is the budget of tokens; of `buffer_size` samples packs are made."""
+        """Pack `buffer_size` samples at a time; `token_micro_bsz` is the budget of tokens."""
         self.buffer_size, self.sample_size = buffer_size, sample_size
         self.packer = Packer(vit_budget, token_micro_bsz, costs, seconds=seconds)
         self.items: list[Any] = []
@@ -50,7 +50,7 @@ class TwoBudgetBatching:
             self.held, self.tokens = self.held + 1, self.tokens + tokens
 
     def is_ready_for_micro_batch(self) -> bool:
-        """Whether the buffer is full: as many samples are read between packs as the last one took out of it."""
+        """Say whether the buffer is full: as many samples are read between packs as the last one took out of it."""
         return self.held >= self.buffer_size and self.tokens >= self.packer.llm_budget
 
     def get_micro_batch(self, step: int) -> list[Any]:
@@ -66,7 +66,7 @@ class TwoBudgetBatching:
         return pack
 
     def empty(self) -> bool:
-        """Whether no sample is left."""
+        """Say whether no sample is left."""
         return not self.held
 
 

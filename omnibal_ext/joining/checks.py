@@ -17,7 +17,7 @@ READ_MASKS = ("sdpa", "eager")
 
 
 def packs_of(config: Any) -> Packs:
-    """How packs are joined for a model. Raises UserError where that is not known."""
+    """Return how packs are joined for a model. Raises UserError where that is not known."""
     known = {kind: model.packs for kind, model in MODELS.items() if model.packs}
     if config.model_type not in known:
         raise UserError(f"packs for models of type {config.model_type!r} are not known; known: {', '.join(known)}")
@@ -25,7 +25,7 @@ def packs_of(config: Any) -> Packs:
 
 
 def check_model(config: Any) -> Packs:
-    """How packs are joined for a model. Raises UserError if it would compute something else on them."""
+    """Return how packs are joined for a model. Raises UserError if it would compute something else on them."""
     packs = packs_of(config)
     _check_layers(config, packs)
     _check_attention(config, packs)
@@ -67,7 +67,7 @@ def _check_layers(config: Any, packs: Packs) -> None:
 
 
 def _lacking() -> list[str]:
-    """What pip has to install before layers of linear attention keep samples apart."""
+    """List what pip has to install before layers of linear attention keep samples apart."""
     kernels = [name for module, name in KERNELS.items() if find_spec(module) is None]
     is_old = tuple(map(int, version("transformers").split(".")[:2])) < HANDS_ON
     return [f"'transformers>={HANDS_ON[0]}.{HANDS_ON[1]}'"] * is_old + kernels

@@ -63,7 +63,7 @@ def films_as_images(rows: Sequence[dict[str, "Tensor"]], config: Any) -> None:
 
 
 def is_of_media(key: str) -> bool:
-    """Whether a field has values of images, videos or sounds, not of tokens."""
+    """Say whether a field has values of images, videos or sounds, not of tokens."""
     return key.startswith(OF_MEDIA)
 
 

@@ -29,7 +29,7 @@ MERGED = "image_grid_thw"
 
 
 def has_positions(config: Any) -> bool:
-    """Whether models of this type have positions of their own."""
+    """Say whether models of this type have positions of their own."""
     return config.model_type in MODELS and MERGED in MODELS[config.model_type].takes
 
 
@@ -65,7 +65,7 @@ def pack_positions(
 
 
 def positions_by_kind(kinds: Any, bounds: Any, image_grids: Any = None, video_grids: Any = None) -> Any:
-    """Return the same of a model that is not known, of transformers' `mm_token_type_ids` [T]: int64 [3, T].
+    """Return positions as `pack_positions`, by transformers' `mm_token_type_ids` [T]: int64 [3, T].
 
     All models that have both of these place images alike. Raises UserError for sounds and films of several steps.
     """
@@ -83,7 +83,7 @@ def _on_host(values: Any) -> NDArray[Any]:
 
 
 def _like(given: Any, positions: NDArray[Any]) -> Any:
-    """As a tensor on the device of `given`, if that is one."""
+    """Convert to a tensor on the device of `given`, if that is one."""
     if not hasattr(given, "new_tensor"):
         return positions
     kind = given.float() if positions.dtype == np.float32 else given.long()
@@ -91,7 +91,7 @@ def _like(given: Any, positions: NDArray[Any]) -> Any:
 
 
 def _native_of(config: Any) -> NativeResolution:
-    """How the model counts."""
+    """Return how the model counts."""
     vision, clock = config.vision_config, None
     packs = MODELS[config.model_type].packs
     if (ticks := getattr(config, "position_id_per_seconds", None)) is not None:
@@ -101,7 +101,7 @@ def _native_of(config: Any) -> NativeResolution:
 
 
 def _kinds(config: Any, ids: NDArray[Any], filmed: bool) -> NDArray[Any]:
-    """The kind of each token of a sample. Where a video has the images' token it is one between two marks."""
+    """Return the kind of each token of a sample. Where a video has the images' token it is one between two marks."""
     kinds = np.zeros(len(ids), np.int64)
     for token, kind in (("audio_token_id", SOUND), ("video_token_id", VIDEO), ("image_token_id", IMAGE)):
         kinds[ids == getattr(config, token, None)] = kind
@@ -116,7 +116,7 @@ class _Media:
     """Grids in the order of their tokens, each taken once."""
 
     def __init__(self, image_grids: Any, video_grids: Any, seconds: Any = None, whole_films: bool = True) -> None:
-        """`whole_films`: a run of tokens may be of several steps."""
+        """Take grids; `whole_films`: a run of tokens may be of several steps."""
         self.whole_films = whole_films
         self.images, self.videos = (deque(_rows(grids)) for grids in (image_grids, video_grids))
         self.filmed = bool(self.videos)
@@ -126,8 +126,8 @@ class _Media:
         self.seconds = deque(told)
 
     def take(self, kind: int, most: int, merge: int) -> tuple[Grid, float]:
-        """The next image or video of at most so many tokens, and the seconds between its steps; of a longer video the
-        next step. Raises UserError for none."""
+        """Take the next image or video of at most so many tokens, and the seconds between its steps; of a longer video
+        the next step. Raises UserError for none."""
         grids = self.images if kind == IMAGE else self.videos
         if not grids:
             raise UserError(f"more {_called(kind)} than grids")
@@ -167,7 +167,7 @@ class _Run(NamedTuple):
 
 
 def _runs(kinds: NDArray[Any]) -> list[_Run]:
-    """Of a sample's tokens those that are no words."""
+    """Return the runs of a sample's tokens that are no words."""
     edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
     found: list[_Run] = []
     for begin, end in pairwise(edges):
@@ -192,7 +192,7 @@ class _Shown:
         self.sounds: list[tuple[int, int]] = []
 
     def add(self, start: int, run: _Run) -> None:
-        """Those of a run that begins at this token of the pack. Raises UserError for other grids than theirs."""
+        """Add a run that begins at this token of the pack. Raises UserError for other grids than its own."""
         if run.kind == SOUND:
             self.sounds.append((start, run.turns[0]))
             return
@@ -210,7 +210,7 @@ class _Shown:
 
 
 def _positions(kinds: Sequence[NDArray[Any]], media: _Media, native: NativeResolution) -> NDArray[Any]:
-    """Positions of samples whose tokens are of these kinds. Raises UserError for other grids than theirs."""
+    """Return the positions of samples whose tokens are of these kinds. Raises UserError for other grids than theirs."""
     shown, begin = _Shown(media, native.merge), 0
     for number, sample in enumerate(kinds):
         try:

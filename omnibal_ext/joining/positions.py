@@ -1,4 +1,4 @@
-"""Where tokens stand: M-RoPE's time, row and column of words, images and videos (arXiv 2409.12191)."""
+"""Positions of tokens: M-RoPE's time, row and column of words, images and videos (arXiv 2409.12191)."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -22,16 +22,16 @@ def text_and_image_positions(
     turns: Sequence[Sequence[int]] = (),
     sounds: Sequence[tuple[int, int]] = (),
 ) -> NDArray[Any]:
-    """Time, row and column of every token of a pack, counted inside its sample: int64 [3, T], or fp32 where a clock
-    counts in fractions.
+    """Return time, row and column of every token of a pack, counted inside its sample: int64 [3, T], or fp32 where a
+    clock counts in fractions.
 
     A text token has one position on all three axes. Image tokens have the position of the image's start plus their
-    step, row and column; text after them continues behind the longer of rows and columns, also after a longer video
-    (as in transformers 5), or behind all three (`VideoClock`). `starts`: first token of each image in the pack.
-    `seconds`: between the steps of each, for models with positions per second, whose multiples are rounded down (but of
-    a clock that counts in fractions); else a step is a position. `turns`: of each image the alternating runs of a
-    video's tokens and its own sound's, which both begin at one position; () for all others. `sounds`: first token and
-    number of tokens of each that no video has; they are words, but transformers adds fractions up from one to the next.
+    step, row and column; text after them continues behind the longer of rows and columns, also after a longer video (as
+    in transformers 5), or behind all three (`VideoClock`). `starts`: first token of each image in the pack. `seconds`:
+    between the steps of each, for models with positions per second, whose multiples are rounded down (but of a clock
+    that counts in fractions); else a step is a position. `turns`: of each image the alternating runs of a video's
+    tokens and its own sound's, which both begin at one position; () for all others. `sounds`: first token and number of
+    tokens of each that no video has; they are words, but transformers adds fractions up from one to the next.
     """
     seconds, turns = seconds or [1.0] * len(grids), turns or [()] * len(grids)
     shown = [(start, each) for start, *each in zip(starts, grids, seconds, turns, strict=True)]
@@ -55,19 +55,19 @@ class _Sample:
     """Writes a sample's positions, piece by piece as transformers adds them up: fractions are rounded."""
 
     def __init__(self, native: NativeResolution, positions: NDArray[Any]) -> None:
-        """`positions`: of all its tokens [3, tokens]; those of the first `tokens` are written."""
+        """Write into `positions`, those of all tokens [3, tokens], of which the first `tokens` are written."""
         self.native, self.clock, self.positions = native, native.clock, positions
         self.kind = positions.dtype.type
         self.tokens, self.next = 0, self.kind(0)
 
     def words(self, until: int) -> None:
-        """Up to this token, one position each."""
+        """Write the positions of words up to this token, one each."""
         if (count := min(until, self.positions.shape[1]) - self.tokens) > 0:
             self._add(np.arange(count, dtype=self.kind), count)
             self.next = self.next + self.kind(count)
 
     def image(self, start: int, grid: Grid, interval: float, turns: Sequence[int]) -> None:
-        """The words before an image or video, and its tokens."""
+        """Write the positions of the words before an image or video, and of its tokens."""
         if self.clock is None:
             self.words(start)
             self._show(grid, interval)
@@ -86,12 +86,13 @@ class _Sample:
             self.words(self.tokens + 1)
 
     def sound(self, start: int, count: int) -> None:
-        """The words before a sound, its tokens, and a mark on either side, each piece by itself."""
+        """Write the positions of the words before a sound, of its tokens, and of a mark on either side, each by
+        itself."""
         for until in (start - 1, start, start + count, start + count + 1):
             self.words(until)
 
     def _go_on_behind(self, tokens: int) -> None:
-        """Behind the last of so many tokens on any axis: of a heard video, those of its last turn."""
+        """Continue behind the last of so many tokens on any axis: of a heard video, those of its last turn."""
         self.next = self.positions[:, self.tokens - tokens : self.tokens].max() + self.kind(1)
 
     def _two_marks(self) -> None:
@@ -108,7 +109,7 @@ class _Sample:
         self.tokens += count
 
     def _show(self, grid: Grid, interval: float, turns: Sequence[int] = ()) -> None:
-        """The tokens of an image or video, of a heard one those of its sound between them."""
+        """Write the positions of an image or video, of a heard one those of its sound between them."""
         steps, rows, columns = grid[0], grid[1] // self.native.merge, grid[2] // self.native.merge
         seen = np.empty((3, steps, rows, columns), self.kind)
         seen[0] = self._times(steps, interval)[:, None, None]

@@ -33,7 +33,7 @@ class StageBytes(NamedTuple):
     between: Ints
     """[vectors, 2] Microbatches held between actions: before the end of their B, and between B and W."""
     in_backward: Ints
-    """[vectors, 2] Microbatches held while a B runs, as above."""
+    """[vectors, 2] Microbatches held while a B runs, in the two states of `between`."""
     of_option: Ints
     backward: Ints
     pairs: Ints

@@ -296,7 +296,8 @@ class LayoutProblem:
         return self._slowest(self._case_seconds(held, recomputed, layout.edges))
 
     def step_seconds_of_counts(self, held: Ints, recomputed: Ints, edges: Sequence[int]) -> float:
-        """Return `step_seconds` from int64 [stages, columns] and [stages, options] counts and the cuts."""
+        """Return the step seconds of a layout given as counts, int64 [stages, columns] and [stages, options], and
+        cuts."""
         return self.over_cases(self._case_seconds(held, recomputed, edges))
 
     def _case_seconds(self, held: Ints, recomputed: Ints, edges: Sequence[int]) -> Floats:

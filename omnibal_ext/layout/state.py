@@ -67,9 +67,9 @@ class Costs(NamedTuple):
     rank_step: Floats
     """[ranks] Seconds once an iteration besides those of layers."""
     ranks_of: Ints
-    """[stages]"""
+    """[stages] Rank of every stage."""
     stages_of: Ints
-    """[ranks, chunks]"""
+    """[ranks, chunks] Stages of every rank."""
     offered: Ints
     """[offered] Options to choose from."""
     action_seconds: float

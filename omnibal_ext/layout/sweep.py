@@ -73,7 +73,7 @@ class Outcome:
     step_seconds: float = 0.0
     """Mean of the judged iterations."""
     judged: Workload | None = None
-    """The judged iterations."""
+    """Iterations on which the layout was judged."""
     fraction_of_ideal: float = 0.0
     """Seconds of the needed work (no padding, no recomputation) spread evenly over all ranks / predicted step."""
 

@@ -195,7 +195,7 @@ def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -
 
 
 def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Floats, ...]:
-    """Return the row of a feature received with the output of a kind, whose own row is `row`."""
+    """Return the table's row for a feature that is received with the output of a kind, whose own row is `row`."""
     nothing, load = np.zeros_like(row[0]), row[4]
     held = profile.layers[kind].output_bytes if kind in profile.layers else 0.0
     return (*[nothing] * 4, load, *map(np.asarray, (held, *[0.0] * 5)), nothing)

@@ -94,7 +94,7 @@ class PackedCorpus:
         return float(self.samples[self.iterations[self.iterations != EMPTY_PACK]].sum() / len(self.iterations))
 
     def workload(self, iterations: int) -> Workload:
-        """Return that many iterations, out of equal parts of the epoch; all if there are no more."""
+        """Return so many iterations, out of equal parts of the epoch; all if there are no more."""
         chosen = self.iterations[_spread(len(self.iterations), iterations)]
         packs = packs_of_loads(self.loads, chosen, further=self.further)
         needed = packs_of_loads(self.needed, chosen, further=self.further)

@@ -13,7 +13,7 @@ class Features:
     """Outputs of an encoder's layers that go to its projector in addition to the last one's."""
 
     layers: tuple[int, ...] = ()
-    """Ascending."""
+    """Numbers of the layers, ascending."""
     joined: bool = False
     """The projector concatenates them; else it makes tokens of each, and the n-th are added after the n-th language
     layer (DeepStack, arXiv 2406.04334)."""
@@ -37,7 +37,7 @@ class Encoder:
     """Tokens of the language model of one input of so many units."""
     features: Features = Features()
     period: int = 1
-    """Units of one input after which what its rows attend to repeats: so many are counted together."""
+    """Units of one input after which the pattern of attention of its rows repeats: costs are counted for so many."""
 
 
 @dataclass(frozen=True)
@@ -61,5 +61,5 @@ class EncoderArchitecture(ABC):
 
     @classmethod
     def among(cls, further: Iterable["EncoderArchitecture"]) -> Self:
-        """Return those of this class among a model's, which has such an encoder."""
+        """Return the encoder of this class among a model's further ones, which have it."""
         return next(one for one in further if isinstance(one, cls))

@@ -15,11 +15,11 @@ class Item(Protocol):
 
     @property
     def path(self) -> str:
-        """Below the root of media; of one inside the input file its name there."""
+        """Path below the root of media; name inside the input file of one that lies there."""
 
     @property
     def place(self) -> Place:
-        """Where it lies inside the input file; () if it is a file."""
+        """Place inside the input file; () if it is a file."""
 
     @property
     def crcs(self) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ class Item(Protocol):
 
 
 class FurtherItem(Item, Protocol):
-    """One of a modality beyond images."""
+    """Input of a modality beyond images."""
 
     @property
     def runs(self) -> tuple[int, ...]:

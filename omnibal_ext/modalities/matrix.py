@@ -16,9 +16,9 @@ class Matrix:
     by_rows: bool = False
     """Megatron's RowParallelLinear: tensor-parallel ranks have parts of the columns, and outputs are summed."""
     is_stacked: bool = False
-    """It is gate and up, each sharded over tensor-parallel ranks."""
+    """Whether it is gate and up, each sharded over tensor-parallel ranks."""
     is_adaptable: bool = True
-    """It gets an adapter if its part of the model has them."""
+    """Whether it gets an adapter if its part of the model has them."""
     experts: int = 0
     """Number of experts that have one each; 0: it is not in an expert."""
     chosen: int = 1
@@ -55,9 +55,9 @@ class Stored:
     """Which matrices published weights have as one, with one adapter, that are several in other models."""
 
     qkv: bool = False
-    """Of an encoder: query, key and value."""
+    """Whether an encoder's query, key and value are one matrix."""
     gate_and_up: bool = False
-    """Of the language model."""
+    """Whether the language model's gate and up are one matrix."""
 
 
 APART = Stored()

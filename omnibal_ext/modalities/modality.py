@@ -15,9 +15,9 @@ class Modality:
     """One kind of input. All but `LANGUAGE` have an encoder, whose output becomes tokens of the language model."""
 
     name: str
-    """In files of costs and in --tower."""
+    """Name in files of costs and in --tower."""
     size: Size
-    """With which the work of its layers grows."""
+    """Size of packs with which the work of its layers grows."""
     kinds: tuple[str, str, str]
     """Kinds of its layers in a chain: what embeds, a layer, what follows the layers."""
     units: str
@@ -27,19 +27,19 @@ class Modality:
     inputs: str
     """What messages and datasets call its inputs."""
     mark: str
-    """Of an input in a conversation's text; what is between <> is the type of a part of a message."""
+    """Mark of an input in a conversation's text; what is between <> is the type of a part of a message."""
     verb: str
     """What models do that have it: they "hear"."""
     priced_by: str = ""
-    """Of further ones: the model by which packs are priced that have it, where none is named."""
+    """Model by which packs with a further modality are priced, where none is named."""
     typical: int = 1
     """Units that an input is taken to have where nothing says how many."""
     projected_by: "Modality | None" = None
-    """Of further ones whose last layer has no weights and gives rows: the modality behind them in the chain whose
-    projector makes tokens of the rows, a token each. None: the last layer makes tokens."""
+    """Modality behind a further one in the chain whose projector makes tokens of its rows, a token each; its own last
+    layer then has no weights. None: its last layer makes tokens."""
 
     def __hash__(self) -> int:
-        """By the name, which no other has: a modality is the key of many mappings."""
+        """Return the name's hash, which is quick: a modality is the key of many mappings."""
         return hash(self.name)
 
     @property
@@ -66,16 +66,16 @@ FILM = Modality(
     "watch", "video-llava-7b", typical=8, projected_by=VISION,
 )  # fmt: skip
 MODALITIES = (VISION, LANGUAGE, AUDIO, FILM)
-"""In the order in which files and tables list them; a new one comes last."""
+"""All modalities, in the order in which files and tables list them; a new one comes last."""
 ALWAYS = (VISION, LANGUAGE)
-"""Those whose budgets are in every file, of others only where there are any."""
+"""Modalities whose budgets are in every file; those of others only where there are any."""
 FURTHER = tuple(one for one in MODALITIES if one not in ALWAYS)
-"""The others."""
+"""Modalities that are not in `ALWAYS`."""
 FURTHER_SIZES = tuple(one.size for one in FURTHER)
 ENCODED = tuple(one for one in reversed(MODALITIES) if one is not LANGUAGE)
-"""Those with an encoder, in the order of the chain."""
+"""Modalities with an encoder, in the order of the chain."""
 IN_CHAIN = (*ENCODED, LANGUAGE)
-"""All, in the order of the chain."""
+"""All modalities, in the order of the chain."""
 
 
 def budgets_in(record: Mapping[str, Any]) -> Budgets:

@@ -28,7 +28,7 @@ class Counted:
     """What is counted of a modality's layers, by cost key."""
 
     matrices: Callable[["Architecture", int, Stored], dict[str, tuple[Matrix, ...]]]
-    """Of a model, padded for so many tensor-parallel ranks."""
+    """Matrices of a model, padded for so many tensor-parallel ranks."""
     works: Callable[["Architecture", Mapping[Size, int], int, int], dict[str, Work]]
     """Arguments as of `costs.works.layer_works`."""
     weights: Callable[["Architecture", str, str], dict[str, Shape]]

@@ -40,7 +40,7 @@ class Work:
     exchanged: int = 0
     """Numbers sent to other ranks of a team and back, for a token of a sample that is cut between them."""
     exchanged_keys: int = 0
-    """Of these, keys and values, in `key_groups` groups."""
+    """Part of `exchanged`: keys and values, in `key_groups` groups."""
     key_groups: int = 0
     expert_parameters: int = 0
     """Parameters of experts, among `parameters`."""
@@ -62,19 +62,19 @@ class Work:
 
 
 def passes(h: int, key_value: int, activations: int, others: float) -> float:
-    """Reads and writes of n h numbers by unfused operations: two norms (4), two residuals (6), attention's inputs and
-    output (2, key and value), the activation function's input and output; `others`: norm of query and key (4), branch
-    norms (4), LayerScale (4), rotation."""
+    """Count reads and writes of n h numbers by unfused operations: two norms (4), two residuals (6), attention's inputs
+    and output (2, key and value), the activation function's input and output; `others`: norm of query and key (4),
+    branch norms (4), LayerScale (4), rotation."""
     return 4 + 6 + 2 + (key_value + activations) / h + others
 
 
 def cheap_passes(h: int, activations: int) -> float:
-    """The part of `passes` for two norms and the activation function."""
+    """Count the part of `passes` for two norms and the activation function."""
     return 4 + activations / h
 
 
 def kept(h: int, key_value: int, activations: int, normed: int = 0, layer_scale: bool = False) -> int:
-    """Numbers a token that a layer's backward needs.
+    """Count the numbers a token that a layer's backward needs.
 
     Inputs of both norms, of QKV and of the MLP (4 h); query and attention output (2 h); key and value; input and output
     of the activation function; inputs of query, key and branch norms (`normed`); inputs of LayerScale (2 h).
@@ -110,7 +110,7 @@ class HeadShares:
     count: int
     """Query heads of a tensor-parallel rank."""
     kv_groups: int
-    """Its key-value groups."""
+    """Key-value groups of a tensor-parallel rank."""
     ranks: int
 
     @property

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`pack` and `warm_up`, loaded at first use: importing a module of this package must not load the packers."""
+    """Load `pack` and `warm_up` at first use: importing a module of this package must not load the packers."""
     if name not in ("pack", "warm_up"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from omnibal_ext.packing import in_memory

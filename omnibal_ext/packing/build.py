@@ -1,4 +1,4 @@
-"""From a corpus to a packed index, in one call: the work of `omnibal pack`."""
+"""Packs a corpus to a packed index, in one call: the work of `omnibal pack`."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -56,12 +56,12 @@ class Batching:
     """Fraction of a batch's tokens that are padding, mean over batches (`metrics.pad_ratio`)."""
     most_tiles: int
     most_tokens: int
-    """Of a batch, with its padding."""
+    """Most tokens of a batch, with its padding."""
     on_ranks: Mapping[int, OnRanks]
-    """By number of data-parallel ranks."""
+    """Waiting and time by number of data-parallel ranks."""
 
     def against(self, ours: "Batching", ranks: int) -> str:
-        """What this way loses on a number of ranks, in a sentence; what `ours` has stands in brackets."""
+        """Say in a sentence what this way loses on a number of ranks; what `ours` has stands in brackets."""
         found, best = self.on_ranks[ranks], ours.on_ranks[ranks]
         times = found.seconds / best.seconds
         return (
@@ -82,7 +82,7 @@ class Way:
 
 
 def ways(options: PackOptions, batches: Sequence[int]) -> list[Way]:
-    """Ways to batch within the same budgets; padded ones with each number of samples. The last is this project's."""
+    """List ways to batch within the same budgets; padded ones with each number of samples. The last is ours."""
     sized = [replace(options, samples_per_pack=batch) for batch in batches]
     return [
         *(Way(f"{one.samples_per_pack} random, padded", replace(one, method="random")) for one in sized),
@@ -186,7 +186,7 @@ def _on_ranks(iterations: Ints, seconds: Floats, counts: Ints) -> OnRanks:
 
 
 def _step(samples: int) -> Check[list[list[list[int]]]]:
-    """The schema of a line: with microbatches or, as most samplers give them, without."""
+    """Return the schema of a line: with microbatches or, as most samplers give them, without."""
     batch = listing(integer(0, samples - 1))
     plain, nested = listing(batch, least=1), listing(listing(batch, least=1), least=1)
 

@@ -56,7 +56,7 @@ class Corpus:
     """Folder for what is too large for memory; None: the system's for temporary files."""
 
     def __post_init__(self) -> None:
-        """Raises UserError if sizes, sources and groups do not match."""
+        """Raise UserError if sizes, sources and groups do not match."""
         if sum(source.samples for source in self.sources) != len(self.sizes):
             raise UserError(f"sources have {sum(s.samples for s in self.sources)} samples, sizes {len(self.sizes)}")
         for source in self.sources:

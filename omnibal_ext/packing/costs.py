@@ -103,7 +103,7 @@ class PackCosts:
         return cls._counted(model, device or DEFAULT_DEVICE, budgets)
 
     def for_corpus(self, sizes: Sizes) -> "PackCosts":
-        """Return those without parts of further sizes that a corpus does not have, such as mel frames."""
+        """Return the costs without parts of further sizes that a corpus does not have, such as mel frames."""
         unused = {*FURTHER_SIZES} - sizes.more.keys()
         return PackCosts({part: costs for part, costs in self.parts.items() if not unused & costs.keys()}, self.origin)
 
@@ -147,7 +147,7 @@ class PackCosts:
 
 
 def are_patches(sizes: Sizes) -> bool:
-    """Whether a sample has more tiles than images are cut into."""
+    """Say whether a sample has more tiles than images are cut into."""
     most = sizes.most(VISION.size)
     return most > MOST_TILES
 

@@ -28,7 +28,7 @@ class PackOptions:
     micro_batches: int = 1
     data_parallel_size: int = 1
     samples_per_pack: int = 4
-    """For the padded methods."""
+    """Samples of a pack of the padded methods."""
     last_iteration: str = "next_epoch"
     """What completes the last iteration of an epoch: packs of the "next_epoch", or "empty" packs of weight 0."""
     oversize: str = "reject"
@@ -51,7 +51,7 @@ class PackOptions:
     """Number of first iterations, in the first epoch, with packs of width 1 only; no effect without wide packs."""
 
     def __post_init__(self) -> None:
-        """Raises UserError for a value out of range."""
+        """Raise UserError for a value out of range."""
         for name, choices in (("method", METHODS), ("last_iteration", LAST_ITERATION), ("oversize", OVERSIZE)):
             if getattr(self, name) not in choices:
                 flag = f"--{name.replace('_', '-')}"
@@ -70,7 +70,7 @@ class PackOptions:
         self._check_method_of_widths()
 
     def _check_method_of_widths(self) -> None:
-        """Raises UserError for options that wide packs exclude."""
+        """Raise UserError for options that wide packs exclude."""
         if not self.wide:
             return
         shown = f"--widths {','.join(map(str, self.widths))}"
@@ -96,7 +96,7 @@ class PackOptions:
 
     @property
     def all_budgets(self) -> Budgets:
-        """Of tiles, tokens and further sizes."""
+        """Budgets of tiles, tokens and further sizes."""
         return {VISION.size: self.vit_budget, LANGUAGE.size: self.llm_budget, **self.budgets}
 
     @property

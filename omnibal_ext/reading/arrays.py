@@ -21,13 +21,13 @@ MOST_RATIO = 100
 
 
 def map_array(path: PathLike, remedy: str) -> NDArray[Any]:
-    """A .npy file as a read-only memory-mapped array. Raises UserError naming the file and the remedy."""
+    """Return a .npy file as a read-only memory-mapped array. Raises UserError naming the file and the remedy."""
     with open_plain(path, remedy), _named(path, remedy, "no .npy file"):  # a pipe is refused first
         return _plain(npy.open_memmap(path, mode="r"))
 
 
 def read_arrays(path: PathLike, names: Sequence[str], remedy: str) -> list[NDArray[Any]]:
-    """Arrays of a .npz file, verified by its CRCs. Raises UserError naming the file and the array."""
+    """Return arrays of a .npz file by name, verified by its CRCs. Raises UserError naming the file and the array."""
     with _archive(path, remedy) as archive:
         found = _array_names(archive)
         for name in names:
@@ -37,7 +37,7 @@ def read_arrays(path: PathLike, names: Sequence[str], remedy: str) -> list[NDArr
 
 
 def array_names(path: PathLike, remedy: str) -> tuple[str, ...]:
-    """The names of the arrays of a .npz file. Raises UserError naming the file."""
+    """Return the names of the arrays of a .npz file. Raises UserError naming the file."""
     with _archive(path, remedy) as archive:
         return tuple(_array_names(archive))
 

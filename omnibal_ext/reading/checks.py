@@ -36,7 +36,7 @@ def _wrong(where: str, wanted: str, value: object) -> UserError:
 
 
 def integer(least: int = 0, most: int = 2**53) -> Check[int]:
-    """An integer, not true or false."""
+    """Return a check of integers, in which true and false are none."""
     wanted = f"a whole number from {least} to {most}" if most < 2**53 else f"a whole number of at least {least}"
 
     def check(where: str, value: Any) -> int:
@@ -48,7 +48,7 @@ def integer(least: int = 0, most: int = 2**53) -> Check[int]:
 
 
 def finite(least: float = 0.0, most: float = LARGEST) -> Check[float]:
-    """A finite number."""
+    """Return a check of finite numbers, which it gives as floats."""
     wanted = f"a finite number of at least {least:g}" if most == LARGEST else f"a number from {least:g} to {most:g}"
 
     def check(where: str, value: Any) -> float:
@@ -60,21 +60,21 @@ def finite(least: float = 0.0, most: float = LARGEST) -> Check[float]:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number of absolute value at most `LARGEST`."""
+    """Say whether a value is a finite number of absolute value at most `LARGEST`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value) and abs(value) <= LARGEST
 
 
 def text(where: str, value: Any) -> str:
-    """A text that could be a file's name: without NUL and lone surrogates."""
+    """Check a text that could be a file's name: without NUL and lone surrogates."""
     if not isinstance(value, str) or len(value) > MOST_TEXT or "\0" in value or not is_unicode(value):
         raise _wrong(where, "a text", value)
     return value
 
 
 def is_unicode(value: str) -> bool:
-    """Whether a text is without lone surrogates, which JSON can hold as escapes and tokenizers refuse."""
+    """Say whether a text is without lone surrogates, which JSON can hold as escapes and tokenizers refuse."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -83,14 +83,14 @@ def is_unicode(value: str) -> bool:
 
 
 def flag(where: str, value: Any) -> bool:
-    """true or false."""
+    """Check that a value is true or false."""
     if not isinstance(value, bool):
         raise _wrong(where, "true or false", value)
     return value
 
 
 def one_of(*choices: str | int) -> Check[Any]:
-    """One of these texts or integers."""
+    """Return a check that a value is one of these texts or integers, of the same type."""
 
     def check(where: str, value: Any) -> Any:
         if not any(type(value) is type(choice) and value == choice for choice in choices):
@@ -101,12 +101,12 @@ def one_of(*choices: str | int) -> Check[Any]:
 
 
 def anything(where: str, value: Any) -> Any:
-    """Any value, for fields that no program uses."""
+    """Accept any value: the check of fields that no program uses."""
     return value
 
 
 def maybe(inner: Check[Value]) -> Check[Value | None]:
-    """null, or a value that passes the inner check."""
+    """Return a check that accepts null, and otherwise what `inner` accepts."""
 
     def check(where: str, value: Any) -> Value | None:
         return None if value is None else inner(where, value)
@@ -115,7 +115,7 @@ def maybe(inner: Check[Value]) -> Check[Value | None]:
 
 
 def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check[list[Value]]:
-    """A list of `least` to `most` items, each of which passes `item`."""
+    """Return a check of lists of `least` to `most` items, each of which passes `item`."""
     wanted = f"a list of {least}" if least == most else f"a list of {least} to {most}"
 
     def check(where: str, value: Any) -> list[Value]:
@@ -127,7 +127,7 @@ def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check
 
 
 def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value]]:
-    """An object with any keys, whose values pass `item`."""
+    """Return a check of objects with any keys, whose values pass `item`."""
 
     def check(where: str, value: Any) -> dict[str, Value]:
         if not isinstance(value, dict) or len(value) > most:
@@ -138,7 +138,7 @@ def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value
 
 
 def record(required: Mapping[str, Check[Any]], optional: Mapping[str, Check[Any]] | None = None) -> Check[Any]:
-    """An object with these fields; further ones are allowed, and not checked."""
+    """Return a check of objects with these fields; further ones are allowed, and not checked."""
 
     def check(where: str, value: Any) -> Any:
         if not isinstance(value, dict):

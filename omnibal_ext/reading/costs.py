@@ -23,21 +23,21 @@ from omnibal_ext.reading.memory import forking, leave_garbage, taken
 Value = TypeVar("Value")
 
 SECONDS = 4
-"""Of processor: usual files take a tenth of one."""
+"""Processor time: usual files take a tenth of a second."""
 BYTES = 400 * 2**20
-"""Beyond what the process has."""
+"""Memory beyond what the process has."""
 _WAIT = 15
 """Times as many seconds may pass, where others use the processor too."""
 _PANIC = "PanicException"
-"""Of a library in Rust: pyo3's, which has no name to import, and is no Exception."""
+"""Name of the exception of pyo3's, raised where a library in Rust fails: it cannot be imported, and is no Exception."""
 
 
 class CostError(Exception):
-    """Beyond the limits."""
+    """Raised by `bounded`: the work took more than the limits."""
 
 
 def tried(work: Callable[[], Any], what: str, remedy: str, seconds: int = SECONDS, most_bytes: int = BYTES) -> Any:
-    """The value of `work`, which JSON can hold, computed in a fork of this process.
+    """Return the value of `work`, which JSON can hold, computed in a fork of this process.
 
     Raises UserError, naming `what` and the remedy, where it takes more seconds of processor or bytes beyond what this
     process has, ends the process, or fails by anything but a UserError, which is passed on.
@@ -96,7 +96,7 @@ def _answer(work: Callable[[], Any], end: int, seconds: int, most_bytes: int) ->
 
 
 def _confine(seconds: int, most_bytes: int) -> None:
-    """Limit this process, which says nothing and obeys signals."""
+    """Limit this process, silence its output, and let signals end it."""
     faulthandler.disable()
     leave_garbage()
     for number in (signal.SIGXCPU, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGVTALRM):
@@ -128,9 +128,9 @@ class _Bounded:
 
 
 def _ring(*_: object) -> None:
-    """Obey the alarm, after `SECONDS` and then every quarter of them; without work it turns itself off.
+    """Raise CostError in work that has run for `SECONDS`; without work turn the alarm off.
 
-    Setting it for each work would take longer than most work does.
+    It rings after `SECONDS`, then every quarter of them: setting it for each work would take longer than most work.
     """
     if not _Bounded.active:
         _Bounded.process = 0
@@ -143,7 +143,7 @@ atexit.register(signal.setitimer, signal.ITIMER_VIRTUAL, 0)  # Python drops its 
 
 
 def bounded(work: Callable[[], Value]) -> Value:
-    """`work()`, Python code of others, within `SECONDS` and `BYTES`, in the main thread of a process.
+    """Return `work()`, Python code of others, run within `SECONDS` and `BYTES` in the main thread of a process.
 
     Raises CostError beyond them; inside of another one's `work`, beyond that one's. A step of Python that computes
     without end cannot be stopped (most end at `BYTES`): what is run must have none.
@@ -166,5 +166,5 @@ def bounded(work: Callable[[], Value]) -> Value:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust failed."""
+    """Say whether an error is the failure of a library in Rust."""
     return type(error).__name__ == _PANIC

@@ -16,7 +16,7 @@ MOST_DEPTH = 64
 
 
 def read_json(path: PathLike, check: Check[Value], remedy: str, most_bytes: int = MOST_BYTES) -> Value:
-    """The value in a JSON file, checked. Raises UserError naming the file, the path of the value and the remedy."""
+    """Return the checked value of a JSON file. Raises UserError naming the file, the value's path and the remedy."""
     content = read_bytes(path, remedy, most_bytes)
     try:
         return check("", decode(content))
@@ -25,7 +25,7 @@ def read_json(path: PathLike, check: Check[Value], remedy: str, most_bytes: int 
 
 
 def decode(content: bytes) -> Any:
-    """The value of a JSON text in UTF-8. Raises UserError for invalid JSON, or nesting deeper than `MOST_DEPTH`."""
+    """Return the value of a JSON text in UTF-8. Raises UserError for invalid JSON, or deeper than `MOST_DEPTH`."""
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError, MemoryError) as error:
@@ -36,7 +36,7 @@ def decode(content: bytes) -> Any:
 
 
 def described(error: json.JSONDecodeError) -> str:
-    """What is wrong with a JSON text."""
+    """Return what is wrong with a JSON text, for a message."""
     is_open = error.msg.startswith("Invalid control character")
     return "a text has no quote at the end of its line" if is_open else error.msg
 
@@ -90,7 +90,7 @@ def check_seal(manifest: Mapping[str, Any]) -> None:
 
 
 def sealed_by(inner: Check[Value]) -> Check[Value]:
-    """A check of manifests: the hash must be right, and then the inner check must pass."""
+    """Return a check of manifests: the hash must be right, and then the inner check must pass."""
 
     def check(where: str, value: Any) -> Value:
         check_seal(mapping(anything)(where, value))
@@ -100,7 +100,7 @@ def sealed_by(inner: Check[Value]) -> Check[Value]:
 
 
 def if_sealed(inner: Check[Value]) -> Check[Value]:
-    """A check of records that users may edit after removing the hash, which must be right if it is there."""
+    """Return a check of records that users may edit after removing the hash, which must be right if it is there."""
 
     def check(where: str, value: Any) -> Value:
         if isinstance(value, Mapping) and FIELD in value:

@@ -30,5 +30,5 @@ class Fields(Mapping[str, Any]):
         return len(self._values)
 
     def changed(self, values: Mapping[str, Any]) -> "Fields":
-        """The same with other values of some fields."""
+        """Return these fields with other values of some."""
         return Fields(self.where, {**self._values, **values}, self._checks)

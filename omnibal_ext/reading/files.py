@@ -27,7 +27,7 @@ def open_plain(path: PathLike, remedy: str, most_bytes: int | None = None) -> Bu
 
 
 def open_regular(path: PathLike) -> BufferedReader:
-    """The same with the errors of the system: OSError, also for what is no regular file."""
+    """Open a regular file like `open_plain`, but raise OSError, also for what is no regular file."""
     # Opening a named pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -37,7 +37,7 @@ def open_regular(path: PathLike) -> BufferedReader:
 
 
 def read_bytes(path: PathLike, remedy: str, most_bytes: int) -> bytes:
-    """The content of a regular file. Raises UserError as `open_plain`."""
+    """Return the content of a regular file. Raises UserError as `open_plain`."""
     with open_plain(path, remedy, most_bytes) as file:
         try:
             return file.read(size_of(file))  # not more, if it grows meanwhile
@@ -46,10 +46,10 @@ def read_bytes(path: PathLike, remedy: str, most_bytes: int) -> bytes:
 
 
 def size_of(file: BufferedReader) -> int:
-    """Size of an open file in bytes."""
+    """Return the size of an open file in bytes."""
     return os.fstat(file.fileno()).st_size
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name has no folder and no leading dot, so that it cannot point out of its folder."""
+    """Say whether a name has no folder and no leading dot, so that it cannot point out of its folder."""
     return Path(name).name == name and not name.startswith(".") and "\\" not in name

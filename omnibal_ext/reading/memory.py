@@ -17,7 +17,7 @@ _apart: set[int] = set()
 
 @contextmanager
 def limited_memory(most_bytes: int = MOST_BYTES) -> Iterator[None]:
-    """Inside of it this process gets at most `most_bytes` more: asking for more fails, as on a machine that is full.
+    """Let this process take at most `most_bytes` more inside the block: asking for more fails, as on a full machine.
 
     Python raises MemoryError, libraries errors of their own. All threads are held to it: for programs that measure
     files, not for those that train.
@@ -33,8 +33,8 @@ def limited_memory(most_bytes: int = MOST_BYTES) -> Iterator[None]:
 
 @contextmanager
 def forking() -> Iterator[None]:
-    """Inside of it a fork begins without collecting its parent's garbage: libraries' hooks behind a fork come before
-    the fork's own first line. The fork calls `leave_garbage`."""
+    """Keep a fork inside the block from collecting its parent's garbage: libraries' hooks behind a fork come before the
+    fork's own first line. The fork calls `leave_garbage`."""
     collects = gc.isenabled()
     gc.disable()
     parent = os.getpid()
@@ -46,7 +46,7 @@ def forking() -> Iterator[None]:
 
 
 def leave_garbage() -> None:
-    """In a forked process, leave what the parent no longer uses uncollected: ending an open film joins its decoder's
+    """Leave what the parent no longer uses uncollected, in a forked process: ending an open film joins its decoder's
     threads, which a fork does not have."""
     gc.freeze()
     gc.enable()
@@ -59,7 +59,7 @@ def work_apart() -> None:
 
 @contextmanager
 def memory_beyond(size: int) -> Iterator[None]:
-    """As `limited_memory` of `size` and `MOST_BEYOND` bytes, in a process that works apart; elsewhere without limit."""
+    """Limit memory to `size` and `MOST_BEYOND` bytes more, in a process that works apart (`work_apart`)."""
     if os.getpid() not in _apart:
         yield
         return
@@ -74,7 +74,7 @@ class _Statm:
 
 
 def taken() -> int:
-    """Bytes of address space of this process."""
+    """Return the bytes of address space of this process."""
     if _Statm.process != os.getpid():  # a fork's is its parent's
         if _Statm.process >= 0:
             os.close(_Statm.descriptor)

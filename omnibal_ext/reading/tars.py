@@ -28,9 +28,9 @@ class Member:
     start: int
     size: int
     kind: bytes
-    """One of `tarfile`'s types."""
+    """Type, as a constant of `tarfile`."""
     target: str
-    """Of a link."""
+    """Path to which a link leads; "" for others."""
 
     @property
     def is_file(self) -> bool:
@@ -49,7 +49,7 @@ class Member:
 
 
 def members(file: BinaryIO, size: int, start: int = 0) -> Iterator[Member]:
-    """The members of a tar of `size` bytes whose headers begin at `start` or later.
+    """Yield the members of a tar of `size` bytes whose headers begin at `start` or later.
 
     Raises UserError, naming the member or the byte, for a damaged header, a size that no tar has, a sparse member, an
     end that is missing or has anything but zeros behind it.
@@ -62,7 +62,7 @@ def members(file: BinaryIO, size: int, start: int = 0) -> Iterator[Member]:
 
 
 def _next(file: BinaryIO, offset: int, size: int) -> Member | None:
-    """The member whose headers begin at `offset`; None at the end of the tar."""
+    """Return the member whose headers begin at `offset`; None at the end of the tar."""
     given: dict[str, str] = {}
     position = offset
     while True:
@@ -92,7 +92,7 @@ _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 def _header(block: bytes, position: int) -> tarfile.TarInfo | None:
-    """A header; None for a block of zeros."""
+    """Return the header in a block; None for a block of zeros."""
     if not block:
         raise UserError("has no end: it is cut off")
     try:
@@ -122,7 +122,7 @@ def _member(header: tarfile.TarInfo, given: dict[str, str], offset: int, start: 
 
 
 def _records(content: bytes, position: int) -> dict[str, str]:
-    """The records of an extended header that say name, size, target or that it is sparse: "LENGTH KEY=VALUE\\n"."""
+    """Return name, size, target or sparseness as an extended header says them, in records of "LENGTH KEY=VALUE\\n"."""
     found, at = {}, 0
     while at < len(content) and content[at]:
         digits = content[at : at + 8].partition(b" ")[0]

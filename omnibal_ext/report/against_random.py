@@ -29,14 +29,14 @@ STEPS = 200
 
 
 def sizes_of(index: PackedIndex) -> Sizes | None:
-    """The sizes that an index was packed from, mel frames included; None if the files are gone."""
+    """Return the sizes that an index was packed from, mel frames included; None if the files are gone."""
     paths = [path_noted(index.folder.parent, name) for name in index.manifest["built_from"].get("sizes", ())]
     more = [size for size in FURTHER_SIZES if size in index.load_names]
     return Sizes.load(paths, more) if paths and all(path.exists() for path in paths) else None
 
 
 def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
-    """The same corpus in random padded batches, for the same ranks, with about as many samples an iteration."""
+    """Pack the same corpus in random padded batches, for the same ranks, with about as many samples an iteration."""
     if len(sizes) > MOST_SAMPLES:
         chosen = np.random.default_rng(0).choice(len(sizes), MOST_SAMPLES, replace=False)
         sizes = sizes.take(np.sort(chosen))
@@ -80,14 +80,14 @@ def contributions(problem: LayoutProblem, layout: Layout, index: PackedIndex, ra
 
 
 def _samples(index: PackedIndex, microbatches: int) -> float:
-    """Samples of an iteration: mean of the first ones of epoch 0."""
+    """Return the samples of an iteration: mean of the first ones of epoch 0."""
     iterations = epoch_iterations(PackStream(index, index.global_batch // microbatches, microbatches))[:STEPS]
     counts = np.where(iterations >= 0, np.diff(index.pack_offsets)[iterations], 0)
     return float(counts.sum(axis=(1, 2)).mean())
 
 
 def _wide_packs(random: PackedIndex, problem: LayoutProblem) -> PackSizes:
-    """The packs of padded batches, which exceed the profile's budgets: those of a copy of the profile are raised."""
+    """Return the packs of padded batches, which exceed the profile's budgets: a copy's are raised."""
     wide = replace(problem.profile, budgets=random.budgets)
     return packs_of_index(random, wide, problem.microbatches, 8)
 

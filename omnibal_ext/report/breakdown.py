@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes, what limits it, and what changes are predicted to gain.
+"""The time of an iteration by cause, what limits it, and what changes are predicted to gain.
 
 All ranks' time (lanes x length of the iteration) is divided by cause:
 
@@ -63,12 +63,12 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
 
 
 def late_seconds(timeline: Timeline) -> float:
-    """Seconds by which the iteration would have been shorter without waits for data and host."""
+    """Return the seconds by which the iteration would have been shorter without waits for data and host."""
     return max(0.0, timeline.seconds - on_time(timeline).seconds)
 
 
 def on_time(timeline: Timeline) -> Timeline:
-    """The same actions with unchanged durations, started as early as their inputs allow.
+    """Return the same actions with unchanged durations, started as early as their inputs allow.
 
     1. An action that receives a tensor keeps its recorded delay after the tensor was sent and its rank was free, minus
        the rank's wait for a pack.
@@ -96,7 +96,7 @@ def on_time(timeline: Timeline) -> Timeline:
 
 
 def _earlier(lane: Lane, seconds: float) -> Lane:
-    """The lane with its update so many seconds earlier, but not before its last action."""
+    """Return the lane with its update so many seconds earlier, but not before its last action."""
     barrier = None if lane.barrier is None else max(lane.last_end, lane.barrier - seconds)
     return replace(lane, end=max(lane.last_end, lane.end - seconds), barrier=barrier)
 
@@ -111,7 +111,7 @@ def _steps(lanes: tuple[Lane, ...]) -> Iterator[tuple[Lane, float, Span]]:
 
 
 def _read(lane: Lane, start: float, end: float) -> float:
-    """Seconds between two moments in which the lane waits for packs."""
+    """Return the seconds between two moments in which the lane waits for packs."""
     return sum(max(0.0, min(end, until) - max(start, since)) for since, until in lane.reads)
 
 
@@ -120,7 +120,7 @@ def _key(lane: Lane) -> tuple[int, int]:
 
 
 def replicas(timeline: Timeline) -> dict[int, list[Lane]]:
-    """The lanes of every data-parallel rank."""
+    """Return the lanes of every data-parallel rank."""
     found: defaultdict[int, list[Lane]] = defaultdict(list)
     for lane in timeline.lanes:
         found[lane.data_parallel_rank].append(lane)
@@ -179,7 +179,7 @@ def level_ranks(timeline: Timeline) -> Change | None:
 
 
 def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
-    """Simulated gains of other schedules, twice the microbatches and no recomputation; the best first.
+    """Simulate other schedules, twice the microbatches and no recomputation; return what gains, the best first.
 
     With a replicated tower only the last: the others need a new plan.
     """
@@ -205,7 +205,7 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
 
 
 def _keeping_all(problem: LayoutProblem) -> LayoutProblem:
-    """The problem without recomputation in a replicated tower."""
+    """Return the problem without recomputation in a replicated tower."""
     beside = problem.beside
     if beside is None or not beside.tower.recompute:
         return problem

@@ -27,7 +27,7 @@ LABEL_WIDTH = 0.9
 
 
 def timeline_svg(timeline: Timeline, seconds: float) -> Markup:
-    """The lanes of one iteration under each other, on an axis of `seconds`."""
+    """Draw the lanes of one iteration under each other, on an axis of `seconds`."""
     rows = [_lane(lane, number, seconds) for number, lane in enumerate(timeline.lanes)]
     arrows = [_arrow(timeline, *transfer, seconds) for transfer in timeline.transfers()]
     height = len(timeline.lanes) * (ROW + GAP) + AXIS
@@ -47,7 +47,7 @@ def _lane(lane: Lane, number: int, seconds: float) -> Markup:
 
 
 def _span(span: Span, lane: Lane, seconds: float, top: int) -> Markup:
-    """One action: a group, which the keyboard can focus, of a box for each part."""
+    """Draw an action: a group, which the keyboard can focus, of a box for each part."""
     boxes, at = [], span.start
     for piece in span.pieces:
         boxes.append(_rect(f"{piece.part} {piece.phase}", at, piece.seconds, seconds, top, ROW))
@@ -98,7 +98,7 @@ def _time_axis(seconds: float, top: int) -> Markup:
 
 
 def ticks(most: float, count: int = 8) -> list[float]:
-    """Round values from 0 to at least `most`, about `count` of them."""
+    """Return round values from 0 to at least `most`, about `count` of them."""
     if most <= 0:
         return [0.0, 1.0]
     rough = most / count
@@ -108,7 +108,7 @@ def ticks(most: float, count: int = 8) -> list[float]:
 
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], unit: str, limit: float = 0.0) -> Markup:
-    """Stacked horizontal bars (label, [(CSS class, value), ...]); a line at `limit`, 0: none."""
+    """Draw stacked horizontal bars (label, [(CSS class, value), ...]); a line at `limit`, 0: none."""
     most = ticks(max([limit, *(sum(value for _, value in parts) for _, parts in rows)]))[-1]
     drawn = []
     for number, (label, parts) in enumerate(rows):
@@ -130,7 +130,7 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], un
 def lines(
     title: str, curves: Mapping[str, Sequence[tuple[float, float]]], unit: str, across: str, most: float = 0.0
 ) -> Markup:
-    """Named curves of (x, y) on shared axes; y goes from 0 to the largest value, at least to `most`."""
+    """Draw named curves of (x, y) on shared axes; y goes from 0 to the largest value, at least to `most`."""
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return Markup("")
@@ -156,7 +156,7 @@ def lines(
 
 
 def histogram(title: str, values: Sequence[float], limit: float = 0.0, bins: int = 40) -> Markup:
-    """Counts of values from 0, captioned with mean and percentiles; a line at `limit`, 0: none."""
+    """Draw counts of values from 0, captioned with mean and percentiles; a line at `limit`, 0: none."""
     ordered = sorted(values)
     if not ordered:
         return Markup("")
@@ -187,7 +187,7 @@ def histogram(title: str, values: Sequence[float], limit: float = 0.0, bins: int
 def chain_svg(
     names: Sequence[str], edges: Sequence[int], recomputed: Mapping[str, Collection[int]], weights: Sequence[float]
 ) -> Markup:
-    """The layer chain as boxes of widths `weights` (seconds), cut at `edges` into stages, which are listed below.
+    """Draw the layer chain as boxes of widths `weights` (seconds), cut at `edges` into stages, which are listed below.
 
     recomputed: {what is recomputed, in words: layer ids}; these are hatched.
     """

@@ -29,7 +29,7 @@ REJECT = record({"reason": text})
 
 @dataclass(frozen=True)
 class PackingView:
-    """An index, drawn."""
+    """Drawings and measures of a packed index."""
 
     index: PackedIndex
     sizes: Sizes | None
@@ -44,7 +44,7 @@ class PackingView:
     def of_summary(
         cls, index: PackedIndex, corpus: Corpus, summary: Summary, tried: Sequence[dict[str, Any]]
     ) -> "PackingView":
-        """From all results of packing."""
+        """Make a view from all results of packing."""
         measures = [
             (name.replace("_", " "), value) for name, value in summary.to_record().items() if np.isscalar(value)
         ]

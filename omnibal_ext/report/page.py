@@ -129,7 +129,7 @@ class SubjectView:
 
     @classmethod
     def of(cls, subject: Subject) -> "SubjectView":
-        """From a plan or run; compared with random batches if the sizes of its samples are known."""
+        """Make a view of a plan or run, compared with random batches if the sizes of its samples are known."""
         index, scale = subject.index, max(line.seconds for line in subject.timelines) * SPARE
         sizes = sizes_of(index) if index else None
         packing = PackingView(index, sizes) if index else None
@@ -272,7 +272,7 @@ class SubjectView:
 
 
 def report(subjects: Sequence[Subject], packings: Sequence[PackingView] = ()) -> str:
-    """The HTML page about plans and runs (or none), next to each other where there are several, and packed indexes."""
+    """Return the HTML page about plans and runs (or none), next to each other, and packed indexes."""
     views = [SubjectView.of(subject) for subject in subjects]
     causes = [(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES]
     template = TEMPLATES.get_template("report.html")
@@ -287,7 +287,7 @@ def comparison_page(
     said: Sequence[str],
     commands: Sequence[str],
 ) -> str:
-    """The HTML page about ways to batch samples.
+    """Return the HTML page about ways to batch samples.
 
     Args:
         columns: and `rows`, of the table, as printed.
@@ -302,12 +302,12 @@ def comparison_page(
 
 
 def _faster(views: Sequence[SubjectView]) -> list[str]:
-    """Speed of each run as a multiple of the slowest run's ("1.50x"); "-" for a plan."""
+    """Return the speed of each run as a multiple of the slowest run's ("1.50x"); "-" for a plan."""
     speeds = [view.subject.samples_per_second() or 0.0 for view in views]
     slowest = min(filter(None, speeds), default=0.0)
     return [f"{speed / slowest:.2f}x" if speed else "-" for speed in speeds]
 
 
 def _css(cause: str) -> str:
-    """The CSS class of a cause."""
+    """Return the CSS class of a cause."""
     return "cause-" + cause.replace(" ", "-")

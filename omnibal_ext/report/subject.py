@@ -59,7 +59,7 @@ class Subject:
 
     @classmethod
     def of_plan(cls, plan: Path, profile: Path | None, packs: Path | None) -> "Subject":
-        """A plan alone; `profile` is by default the profile.json in its folder.
+        """Read a plan alone; `profile` is by default the profile.json in its folder.
 
         Raises UserError where the plan was made from another profile.
         """
@@ -77,7 +77,7 @@ class Subject:
     def of_run(
         cls, folder: Path, plan: Path | None = None, profile: Path | None = None, packs: Path | None = None
     ) -> "Subject":
-        """From a run's folder; by default with the plan, profile and packs that it was started with. With `plan` the
+        """Read a run's folder, by default with the plan, profile and packs that it was started with. With `plan` the
         default profile is in the plan's folder. Raises UserError if there is no plan."""
         noted = noted_inputs(folder)
         if packs is None and Path(noted.get("packs", folder / "none")).exists():
@@ -124,7 +124,7 @@ class Subject:
         return replace(self.measured_of(self.typical), padding=self.padding) if self.typical else None
 
     def measured_of(self, record: dict[str, Any]) -> Timeline:
-        """A recorded iteration."""
+        """Return a recorded iteration as a timeline."""
         return recorded(record, self.plan.placement, self.plan.tower.beside if self.plan.tower else None)
 
     @property
@@ -143,7 +143,7 @@ class Subject:
         return self.measured or self.predicted
 
     def stage_seconds(self) -> Curves:
-        """Work of every rank per microbatch in each recorded iteration: curves of (iteration, ms)."""
+        """Return every rank's work per microbatch in each recorded iteration: curves of (iteration, ms)."""
         return self._of_ranks(lambda lane: lane.work_seconds / self.plan.num_microbatches * 1e3)
 
     def read_seconds(self) -> Curves:
@@ -151,11 +151,11 @@ class Subject:
         return self._of_ranks(lambda lane: sum(end - start for start, end in lane.reads) * 1e3)
 
     def held_bytes(self) -> Curves:
-        """Most bytes that every rank held in each recorded iteration: curves of (iteration, MiB)."""
+        """Return the most bytes that every rank held in each recorded iteration: curves of (iteration, MiB)."""
         return self._of_ranks(lambda lane: max(held for _, held in lane.held) / 2**20 if lane.held else None)
 
     def _of_ranks(self, figure: Callable[[Lane], float | None]) -> Curves:
-        """`figure` of every pipeline rank of the first replica in each recorded iteration, where it is not None."""
+        """Return `figure` of every pipeline rank of the first replica in each recorded iteration, if it has one."""
         curves: Curves = {}
         for record in self.records:
             for lane in self.measured_of(record).lanes:
@@ -176,7 +176,7 @@ class Subject:
         return float(sum(line["padding"] * line["seconds"] for line in lines) / seconds) if lines else 0.0
 
     def samples_per_second(self) -> float | None:
-        """As `a_second`, of samples."""
+        """Return samples a second, as `a_second` counts them."""
         return self.a_second([line["samples"] for line in self.intervals])
 
     def a_second(self, amounts: Sequence[float]) -> float | None:
@@ -191,7 +191,7 @@ class Subject:
         return float(np.sum(amounts) / iterations.sum() / median)
 
     def curves(self) -> dict[str, Curves]:
-        """Loss (training and held out) and samples a second: curves over iterations."""
+        """Return loss (training and held out) and samples a second: curves over iterations."""
         if not self.metrics:
             return {}
         names = {"loss": "training", "samples_per_second": "samples/s"}
@@ -207,8 +207,8 @@ PARTS = (*dict.fromkeys(TIMED_PART_OF.values()), OTHER, EXCHANGE, UPDATE, WHOLE)
 
 
 def is_of_device(profile: Profile, record: Mapping[str, Any]) -> bool:
-    """Whether a recorded iteration ran on the profile's device ("h100" is that of NVIDIA H100 80GB HBM3 too); True for
-    records of older versions, which do not name theirs."""
+    """Say whether a recorded iteration ran on the profile's device ("h100" is that of NVIDIA H100 80GB HBM3 too); True
+    for records of older versions, which do not name theirs."""
     return profile.device.casefold() in record.get("device", profile.device).casefold()
 
 
@@ -234,16 +234,16 @@ def against_profile(plan: Plan, profile: Profile, records: Sequence[Mapping[str,
 
 
 def _seconds(timeline: Timeline) -> dict[tuple[str, str], float]:
-    """Seconds by part and phase, mean over ranks; and those of the whole iteration."""
+    """Return seconds by part and phase, mean over ranks; and those of the whole iteration."""
     totals = {**timeline.totals(), (UPDATE, UPDATE): sum(lane.end - lane.update_at for lane in timeline.lanes)}
     return {**{key: total / len(timeline.lanes) for key, total in totals.items()}, (WHOLE, WHOLE): timeline.seconds}
 
 
 def _date_of(path: Path) -> str:
-    """When a file was last written."""
+    """Return when a file was last written, as text."""
     return datetime.fromtimestamp(path.stat().st_mtime).astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _curve(lines: Mapping[int, Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    """Points (iteration, figure) of the lines in which the figure is not null."""
+    """Return points (iteration, figure) of the lines in which the figure is not null."""
     return [(float(iteration), line[name]) for iteration, line in sorted(lines.items()) if line[name] is not None]

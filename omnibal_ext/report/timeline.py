@@ -93,7 +93,7 @@ class Timeline:
     lanes: tuple[Lane, ...]
     placement: Placement
     beside: Beside | None = None
-    """Where the replicated tower is encoded; None: there is none."""
+    """Which rank encodes what in a replicated tower; None: there is none."""
     padding: float = 0.0
     """Share of the tokens that fill up batches."""
 
@@ -103,7 +103,7 @@ class Timeline:
         return max(lane.end for lane in self.lanes)
 
     def transfers(self) -> list[tuple[Span, Lane, Span, Lane]]:
-        """Tensors sent between ranks, each as (sending span, its lane, receiving span, its lane)."""
+        """Return tensors sent between ranks, each as (sending span, its lane, receiving span, its lane)."""
         where = {(lane.data_parallel_rank, lane.rank, s.action): (s, lane) for lane in self.lanes for s in lane.spans}
         found = []
         for (replica, rank, action), (span, lane) in where.items():
@@ -113,7 +113,7 @@ class Timeline:
         return found
 
     def totals(self) -> dict[tuple[str, str], float]:
-        """Seconds of all lanes by (part, phase)."""
+        """Return the seconds of all lanes by (part, phase)."""
         found: defaultdict[tuple[str, str], float] = defaultdict(float)
         for lane in self.lanes:
             for span in lane.spans:
@@ -123,7 +123,7 @@ class Timeline:
 
 
 def layout_of(plan: Plan) -> Layout:
-    """The plan's cuts and recomputed layers, numbered from the first layer that the pipeline holds."""
+    """Return the plan's cuts and recomputed layers, numbered from the first layer that the pipeline holds."""
     layers = plan.tower.layers if plan.tower else 0
     edges = (layers, *(stage.layers[1] for stage in plan.stages))
     cheap = tuple(stage.recompute_cheap for stage in plan.stages)
@@ -132,7 +132,7 @@ def layout_of(plan: Plan) -> Layout:
 
 
 def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutProblem:
-    """The problem that the plan solves, with packs int64 [iterations, data-parallel ranks, microbatches]."""
+    """Return the problem that the plan solves, with packs int64 [iterations, data-parallel ranks, microbatches]."""
     memory = float("inf") if plan.memory_gib is None else plan.memory_gib * GIB
     beside = None
     if plan.tower:
@@ -153,7 +153,7 @@ def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutP
 
 
 def predicted(problem: LayoutProblem, layout: Layout, iteration: int = 0, name: str = "predicted") -> Timeline:
-    """One simulated iteration of the problem's packs on all data-parallel ranks."""
+    """Simulate one iteration of the problem's packs on all data-parallel ranks."""
     replicas = problem.cases[1]
     lanes = [lane for d in range(replicas) for lane in _lanes(problem, layout, iteration * replicas + d, d)]
     return Timeline(name, tuple(lanes), problem.placement, problem.beside.tower.beside if problem.beside else None)
@@ -174,7 +174,7 @@ def _lanes(problem: LayoutProblem, layout: Layout, case: int, replica: int) -> I
 
 
 def _widths(problem: LayoutProblem, case: int) -> list[int]:
-    """The width of every microbatch's pack."""
+    """Return the width of every microbatch's pack."""
     if problem.packs is None or problem.packs.widths is None:
         return [1] * problem.microbatches
     widths: list[int] = problem.packs.widths.reshape(-1, problem.microbatches)[case].tolist()
@@ -191,14 +191,14 @@ class _ActionSplit:
         self.split, self.action_seconds = problem.program.split_backward, problem.profile.action_seconds
         self.beside = problem.beside
         self.unexchanged: KindTables | None = None
-        """The same costs without exchanges between the ranks that share a pack."""
+        """Costs without exchanges between the ranks that share a pack."""
         if problem.packs is not None and problem.packs.exchanged is not None:
             packs = replace(problem.packs, exchanged=None)
             self.unexchanged = kind_tables(problem.profile, packs, problem.microbatches, self.split)
 
     def of(self, action: Action, stage: int) -> tuple[SpanPart, ...]:
-        """The action's parts in the order they run; their seconds add up to the simulated action's, but for what the
-        device waits for its host."""
+        """Return the action's parts in the order they run; their seconds add up to the simulated action's, but for what
+        the device waits for its host."""
         if self.beside and action.kind in OF_TOWER:
             found = [SpanPart(*piece) for piece in self.beside.pieces(action.kind, self.case, action.microbatch)]
             return tuple(piece for piece in found if piece.seconds > 0)
@@ -242,7 +242,7 @@ def _with_exchange(pieces: Sequence[SpanPart], unexchanged: Sequence[SpanPart]) 
 
 
 def recorded(record: Mapping[str, Any], placement: Placement, beside: Beside | None = None) -> Timeline:
-    """The timeline in a line of timeline.jsonl, see `megatron.vlm.monitoring.recorder`.
+    """Return the timeline in a line of timeline.jsonl, see `megatron.vlm.monitoring.recorder`.
 
     If every rank ends after the last action of all ranks, they waited for each other there, to reduce gradients or
     their norm.
@@ -270,12 +270,12 @@ def recorded(record: Mapping[str, Any], placement: Placement, beside: Beside | N
 
 
 def _width(packs: Sequence[Sequence[int]], microbatch: int) -> int:
-    """The width of a recorded pack; older runs recorded only tiles, tokens and squares, without it."""
+    """Return the width of a recorded pack; older runs recorded only tiles, tokens and squares, without it."""
     return packs[microbatch][4] if packs and len(packs[microbatch]) > 3 else 1
 
 
 def packs_of_record(record: Mapping[str, Any]) -> PackSizes:
-    """The packs of a recorded iteration: int64 [1, data-parallel ranks, microbatches]."""
+    """Return the packs of a recorded iteration: int64 [1, data-parallel ranks, microbatches]."""
     by_replica = {lane["data_parallel_rank"]: lane["packs"] for lane in record["lanes"]}
     columns = max((len(pack) for packs in by_replica.values() for pack in packs), default=0)
     filled = [[[*pack, *[0] * (columns - len(pack))] for pack in by_replica[replica]] for replica in sorted(by_replica)]
@@ -286,6 +286,6 @@ def packs_of_record(record: Mapping[str, Any]) -> PackSizes:
 
 
 def waits(lane: Lane) -> list[tuple[float, float]]:
-    """(start, end) of every wait between the iteration's start and the lane's update."""
+    """Return (start, end) of every wait between the iteration's start and the lane's update."""
     edges = [0.0, *(edge for span in lane.spans for edge in (span.start, span.end)), lane.update_at]
     return [(one, other) for one, other in list(pairwise(edges))[::2] if other > one]

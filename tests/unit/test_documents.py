@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from omnibal_ext.architectures.presets import PRESETS
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PROGRAMS = sorted(path for room in ("tools", "benchmarks", "examples") for path in (ROOT / room).glob("*.py"))
@@ -71,7 +73,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_pages_are_short_and_lead_on(path: Path) -> None:
-    """The site's navigation is README's list, and each trainer's page."""
+    """The site's navigation is README's list, and the pages of families and trainers."""
     if "docs" in path.parts and path.name not in GENERATED:
         assert path.stat().st_size <= LONGEST, f"{path.name}: split it"
     if path.parent == ROOT / "docs" and path.name != "verdicts.md":
@@ -104,6 +106,15 @@ def test_the_command_knows_every_tool_it_is_documented_with() -> None:
     for command, tool in COMMANDS.items():
         assert f'"{command}": Command("{tool}.py", ' in source
         assert (ROOT / f"tools/{tool}.py").exists()
+
+
+def test_every_preset_is_on_the_page_of_one_family() -> None:
+    pages = {path.name: path.read_text() for path in (ROOT / "docs/models").glob("*.md")}
+    rows = [row for text in pages.values() for row in re.findall(r"^\|.*", text, re.MULTILINE)]
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row) if name in PRESETS]
+    assert sorted(named) == sorted({*PRESETS} - {"tiny"})
+    index = (ROOT / "docs/models.md").read_text()
+    assert [name for name in pages if f"](models/{name}" not in index] == []
 
 
 def test_documents_name_the_signal_that_the_batch_script_asks_for() -> None:

@@ -17,12 +17,8 @@ REFUSED = {
 }  # fmt: skip
 FORMATS = re.compile(r"levelled-[{\d]|\.aside\b|\[['\"]road['\"]\]|\"road\":")
 """Names of files, and keys of plan.json, that older versions wrote too."""
-ROOMS = (
-    *("omnibal_ext/costs", "omnibal_ext/families", "omnibal_ext/layout", "omnibal_ext/schedules"),
-    *("megatron/vlm/data", "megatron/vlm/families", "megatron/vlm/hf", "megatron/vlm/monitoring"),
-    *("megatron/vlm/models", "megatron/vlm/pipeline", "megatron/vlm/profiling"),
-)
-"""Packages whose docstrings have the form."""
+UNTOLD = ("omnibal_ext/launch/", "tools/launch.py")
+"""Code whose docstrings do not have the form yet."""
 CHAIN = ("megatron/vlm/models", "megatron/vlm/pipeline", "megatron/vlm/profiling", "megatron/vlm/hf")
 OTHER_NAMES = {"again": "recompute, recomputed", "link": "layer", "links": "layers"}
 NETWORK = ("analytic.py", "state.py", "action_costs.py")
@@ -30,13 +26,16 @@ NETWORK = ("analytic.py", "state.py", "action_costs.py")
 VERBS = re.findall(
     r"\w+",
     """
-    Add Apply Assemble Attach Average Begin Broadcast Build Call Cap Check Choose Clamp Clip Close Compare
-    Compute Concatenate Convert Copy Count Create Cut Decode Discard Divide Do Draw Drop Encode End Exchange
-    Export Find Fit Free Gather Give Have Insert Interpolate Join Judge Keep Let List Make Map Mark Measure
-    Merge Move Multiply Name Normalise Note Open Order Overwrite Pack Pad Pair Parse Pass Place Plan Play
-    Prepare Print Project Put Raise Read Recompute Record Reduce Refuse Render Reorder Repeat Replace
-    Reshape Resize Resolve Restore Return Rotate Run Sample Say Scale Seed Segment Send Set Sort Split
-    Spread Stack Start Subtract Sum Switch Take Try Turn Validate Wait Walk Warn Watch Wrap Write Yield
+    Accept Add Append Apply Assemble Assign Attach Attend Average Balance Begin Bring Broadcast Build Call Cap
+    Check Choose Clamp Clip Close Compare Compile Complete Compute Concatenate Continue Convert Copy Count
+    Create Cut Decode Delete Discard Divide Do Draw Drop Empty Encode End Equalize Estimate Evaluate Exchange
+    Exclude Export Fill Find Finish Fit Free Gather Give Group Hash Have Hide Hold Insert Install Interpolate
+    Iterate Join Judge Keep Leave Let Limit List Load Lock Make Map Mark Measure Merge Move Multiply Name
+    Normalise Note Open Order Overwrite Pack Pad Pair Parse Pass Pickle Place Plan Play Prepare Print Project
+    Put Raise Read Recompute Record Reduce Refuse Regroup Remove Rename Render Reorder Repeat Replace Reshape
+    Resize Resolve Restore Return Rotate Round Run Sample Save Say Scale Search Seed Segment Send Set Show
+    Shuffle Simulate Skip Solve Sort Split Spread Stack Start Subtract Sum Swap Switch Take Target Train Try
+    Turn Validate Wait Walk Warn Watch Wrap Write Yield
     """,
 )
 """First words of functions: what is done, in the imperative."""
@@ -96,13 +95,14 @@ def first_word(text: str) -> str:
     return re.split(r"[^A-Za-z]", re.sub(r"^\[[^]]*\] ", "", text.strip()), maxsplit=1)[0]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_function_says_what_it_does_and_a_value_what_it_is(room: str) -> None:
+@pytest.mark.parametrize("package", ["omnibal_ext", "megatron", "tools"])
+def test_a_function_says_what_it_does_and_a_value_what_it_is(package: str) -> None:
     """Functions, private ones too, begin with a verb; what is a value leans on nothing that is said elsewhere."""
     found = []
-    for path in sorted((ROOT / room).rglob("*.py")):
-        for line, acts, text in docstrings(ast.parse(path.read_text())):
+    for path in sorted((ROOT / package).rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        for line, acts, text in () if name.startswith(UNTOLD) else docstrings(ast.parse(path.read_text())):
             word = first_word(text)
             if (word not in VERBS) if acts else (word in LEANING):
-                found.append(f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}")
+                found.append(f"{name}:{line}: {text.splitlines()[0]}")
     assert not found, "begin with a verb in the imperative (VERBS); values with a noun, or a word that stands alone"

@@ -76,7 +76,7 @@ class Attempts:
 
     @contextlib.contextmanager
     def tried(self, save: Path) -> Iterator[None]:
-        """Context of a part of a save, whose errors all ranks raise alike. The save failed then: its folder is removed.
+        """Have all ranks raise the errors of a part of a save alike; the save failed then, and its folder is removed.
 
         Raises UnfinishedError if it is the last of `MOST` in a row; otherwise a line is printed.
         """
@@ -91,7 +91,7 @@ class Attempts:
                 say(f"warning: {self.failed}; training goes on, and the next save tries again", error=True)
 
     def succeeded(self) -> None:
-        """The present save is whole."""
+        """Note that the present save is whole."""
         self.in_row, self.failed = 0, ""
 
     def _reason(self, save: Path, error: BaseException) -> str:
@@ -104,7 +104,7 @@ class Attempts:
 
     @contextlib.contextmanager
     def ends_saved(self) -> Iterator[None]:
-        """Context of a run: raises UnfinishedError if it ends well but for its last save, which failed."""
+        """Raise UnfinishedError if a run ends well but for its last save, which failed."""
         try:
             yield
         except SystemExit as ended:
@@ -133,7 +133,7 @@ def note_files(attempts: Attempts) -> None:
 
 
 class _Folder:
-    """As much of a path as core asks of a save's folder."""
+    """Stand-in for a path with as much of it as core asks of a save's folder."""
 
     def __init__(self, listed: Callable[[Path], Sequence[Path]], path: str) -> None:
         self._listed, self._path = listed, Path(path)
@@ -150,7 +150,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def is_full(folder: Path, error: BaseException) -> bool:
-    """Whether writing failed because the disk or the quota is full; Megatron's error may not say so."""
+    """Say whether writing failed because the disk or the quota is full; Megatron's error may not say so."""
     said = "".join(traceback.format_exception(error))
     if any(os.strerror(number) in said for number in (errno.ENOSPC, errno.EDQUOT)):
         return True
@@ -160,7 +160,7 @@ def is_full(folder: Path, error: BaseException) -> bool:
 
 
 def _cause(error: BaseException) -> str:
-    """The first cause that an error names, in a line; "" where it is known on another rank."""
+    """Return the first cause that an error names, in a line; "" where it is known on another rank."""
     if not isinstance(error, CheckpointException):
         return _in_line(error)
     return next((f"rank {rank}: {_in_line(cause)}" for rank, (cause, _) in error.failures.items()), "")

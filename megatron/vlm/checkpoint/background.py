@@ -33,7 +33,7 @@ POLL_SECONDS = 0.1
 
 
 def install(asynchronous: bool) -> None:
-    """Patch Megatron's writer of saves and its queue of results."""
+    """Replace Megatron's writer of saves and its queue of results by fixed ones."""
     filesystem_async._results_queue = _results_queue(asynchronous)
     _Writer.write_preloaded_data = staticmethod(_write_or_raise)
     if asynchronous:
@@ -44,7 +44,7 @@ def install(asynchronous: bool) -> None:
 
 
 def write(*arguments: Any) -> None:
-    """The main function of a rank's writer process."""
+    """Run a rank's writer process."""
     exit_with_parent()
     _Writer.write_preloaded_data = staticmethod(_write_or_raise)
     try:
@@ -71,7 +71,7 @@ def _has_ended(process: Any) -> bool:
 
 
 def _is_done(self: Any, blocking: bool = False, no_dist: bool = False) -> bool:
-    """Whether all ranks' writers are done with the present request, or have ended."""
+    """Say whether all ranks' writers are done with the present request, or have ended."""
     while True:
         if _has_ended(self.process) and self.cur_item is None:
             self.cur_item = LOST
@@ -83,7 +83,7 @@ def _is_done(self: Any, blocking: bool = False, no_dist: bool = False) -> bool:
 
 
 def _close(self: Any, abort: bool = False) -> None:
-    """Core's function; a writer that has ended is not waited for, now or when the rank ends."""
+    """Close as core's function; a writer that has ended is not waited for, now or when the rank ends."""
     if ended := _has_ended(self.process):
         for requests in (_Caller._persistent_queue, _Caller._persistent_preload_q):
             requests.cancel_join_thread()
@@ -118,7 +118,7 @@ class _Preloading:
 
 
 def _write_or_raise(*arguments: Any, **named: Any) -> Any:
-    """Core's function; outside of its threads an error is raised, whose words core keeps."""
+    """Write as core's function; outside of its threads an error is raised, whose words core keeps."""
     written = _WRITE(*arguments, **named)
     if named["results_queue"] is None and isinstance(written[1], Exception):
         raise written[1]
@@ -126,7 +126,7 @@ def _write_or_raise(*arguments: Any, **named: Any) -> Any:
 
 
 def _results(self: Any) -> Any:
-    """Core's function; an error of the queue, or the end of the writer, is one of this rank's write."""
+    """Return results as core's function; an error of the queue, or the writer's end, is one of this rank's write."""
     try:
         found = _RESULTS(self)
     except (OSError, EOFError) as error:

@@ -65,7 +65,7 @@ class Name:
     record: Record | None = None
     call: Callable[..., Any] | None = None
     members: Mapping[str, Any] | None = None
-    """Of an enumeration, by name."""
+    """Members of an enumeration, by name."""
 
 
 def _is(*kinds: type) -> Holds:
@@ -123,7 +123,7 @@ def _layout(name: Any) -> torch.layout:
 
 
 def _member(kind: Any, name: Any) -> Any:
-    """getattr for members of enumerations only, which Python before 3.11.4 pickles this way."""
+    """Return a member of an enumeration, which Python before 3.11.4 pickles by getattr: it is given nothing else."""
     if type(kind) is not Name or not kind.members or type(name) is not str or name not in kind.members:
         _refuse("it names builtins.getattr, which no checkpoint needs of anything but enumerations")
     return kind.members[name]

@@ -102,7 +102,7 @@ def seal(save: Path, files: Mapping[str, tuple[int, str]], run: Mapping[str, Any
 
 
 def facts_of(file: Path) -> tuple[int, str]:
-    """(bytes, SHA-256) of a file."""
+    """Return (bytes, SHA-256) of a file."""
     return file.stat().st_size, sha256_of(file)
 
 
@@ -131,7 +131,7 @@ class Checkpoints:
         return self.tracked == RELEASE and ((self.folder / RELEASE).is_dir() or not self.saves())
 
     def saves(self) -> list[Save]:
-        """All saves of the trainer, newest first, complete or not."""
+        """Return all saves of the trainer, newest first, complete or not."""
         found = [(path, path.name.removeprefix("iter_")) for path in self.folder.glob("iter_*") if path.is_dir()]
         saves = [save_of(self.folder, int(number)) for _, number in found if number.isdecimal() and len(number) < 10]
         return sorted({save for save in saves if save.path.is_dir()}, key=lambda save: -save.iteration)
@@ -154,7 +154,7 @@ class Checkpoints:
         return [save for save in saves if save.iteration <= newest]
 
     def newest(self, step: int | None = None, trust: bool = False) -> Save:
-        """The first candidate that `Save.check` accepts. Raises UserError if there is none."""
+        """Return the first candidate that `Save.check` accepts. Raises UserError if there is none."""
         faults = []
         for save in self.candidates(step):
             try:
@@ -166,7 +166,7 @@ class Checkpoints:
         raise UserError(no_complete_save(self.folder, faults))
 
     def first_weights(self, step: int | None = None, trust: bool = False) -> Save:
-        """The first candidate, for --from. Raises UserError if it is damaged: an older save is no substitute there."""
+        """Return the first candidate, for --from. Raises UserError if it is damaged: an older save is no substitute."""
         complete, first = self.newest(step, trust), self.candidates(step)[0]
         try:
             first.check(trust)
@@ -180,7 +180,7 @@ class Checkpoints:
 
 
 def no_complete_save(folder: Path, faults: list[str]) -> str:
-    """The error message for a folder without a complete save."""
+    """Return the error message for a folder without a complete save."""
     if not faults:
         return f"{folder}: no checkpoint here; give the folder that --save named"
     return (
@@ -190,7 +190,7 @@ def no_complete_save(folder: Path, faults: list[str]) -> str:
 
 
 def incomplete_first_weights(folder: Path, fault: str, complete: Save) -> str:
-    """The error message for --from if only an older save, `complete`, is complete."""
+    """Return the error message for --from if only an older save, `complete`, is complete."""
     return f"--from {folder}: {fault}; {complete.path.name} is whole: name it in {TRACKER}"
 
 
@@ -200,5 +200,5 @@ def save_of(folder: Path, iteration: int) -> Save:
 
 
 def iteration_of(save: Path) -> int:
-    """The iteration in the name of a save's folder."""
+    """Return the iteration in the name of a save's folder."""
     return int(save.name.removeprefix("iter_"))

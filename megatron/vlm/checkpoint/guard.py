@@ -92,7 +92,7 @@ class Saving:
         """The save that another process is writing."""
 
     def save(self, iteration: int, *arguments: Any, **named: Any) -> None:
-        """`save_checkpoint`: start a save, and without --async-save finish it."""
+        """Start a save in place of `save_checkpoint`, and without --async-save finish it."""
         self.finalize(blocking=True)  # else `_make_room` would remove the unfinished one
         folder = Path(get_args().save)
         if self.exports:
@@ -110,7 +110,7 @@ class Saving:
                 self._accept(path)
 
     def finalize(self, blocking: bool = False, terminate: bool = False) -> None:
-        """`maybe_finalize_async_save`: finish a save that has been written, with `blocking` wait for it."""
+        """Finish a save that has been written, in place of `maybe_finalize_async_save`; with `blocking` wait for it."""
         if self._written:
             with self.attempts.tried(self._written):
                 self._finalize(blocking)
@@ -121,7 +121,7 @@ class Saving:
         self._finalize(blocking, terminate)
 
     def write(self, state: Any, path: str, *arguments: Any, **named: Any) -> Any:
-        """`dist_checkpointing.save`: write a state, or return the request to write it, and seal it afterwards."""
+        """Write a state in place of `dist_checkpointing.save`, or return the request to write it, and seal it."""
         run = on_first_rank(lambda: dict(self.describe()))
         drop_copies(state)
         request = self._write(state, path, *arguments, **named)
@@ -138,7 +138,7 @@ class Saving:
         on_first_rank(lambda: Checkpoints(path.parent).track(Save(path, iteration_of(path))))
 
     def _accept(self, path: Path) -> None:
-        """The save is whole unless a rank has noted an error."""
+        """Count the save as whole unless a rank has noted an error."""
         self.attempts.agree()
         self.attempts.succeeded()
         if self.exports:
@@ -147,7 +147,7 @@ class Saving:
 
 @contextlib.contextmanager
 def _tracker_left_alone() -> Iterator[None]:
-    """Context in which Megatron writes no tracker: `Saving` does, when the save is sealed, in one step."""
+    """Keep Megatron from writing the tracker: `Saving` does, when the save is sealed, in one step."""
     name_of = checkpointing.get_checkpoint_tracker_filename
     checkpointing.get_checkpoint_tracker_filename = lambda _: os.devnull
     try:
@@ -157,7 +157,7 @@ def _tracker_left_alone() -> Iterator[None]:
 
 
 def drop_copies(state: ShardedStateDict) -> None:
-    """Of shards in this rank's `state` with the same key and offset keep one: the main replica if present."""
+    """Keep one of the shards in this rank's `state` with the same key and offset: the main replica if present."""
     kept: dict[Any, ShardedTensor] = {}
     for shard in nested_values(state):
         if isinstance(shard, ShardedTensor) and (_position(shard) not in kept or is_main_replica(shard.replica_id)):

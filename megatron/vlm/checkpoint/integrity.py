@@ -33,7 +33,7 @@ def seal_by_one_process(path: Path, run: Mapping[str, Any]) -> None:
 
 
 def damaged_files(save: Save) -> list[str]:
-    """Names of a save's files whose checksum is wrong; collective, each rank reads an equal part."""
+    """Return the names of a save's files whose checksum is wrong; collective, each rank reads an equal part."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     expected = save.integrity["files"]
     by_size = sorted(expected, key=lambda name: (save.integrity["sizes"][name], name))
@@ -76,7 +76,7 @@ def _written_here(path: Path) -> list[str]:
 
 
 def _writer(name: str) -> int | None:
-    """The rank that wrote a file of a save; None for integrity.json itself."""
+    """Return the rank that wrote a file of a save; None for integrity.json itself."""
     if name == INTEGRITY or name.startswith(f".{INTEGRITY}"):
         return None
     data = _DATA_FILE.fullmatch(name)

@@ -115,7 +115,7 @@ def _content(folder: str) -> str:
 
 
 def _check_expert_ranks(saved: int, now: int) -> None:
-    """Core keeps the state of expert-parallel weights in a separate optimizer, whatever its kind."""
+    """Refuse another expert-parallel size: core keeps the state of experts in a separate optimizer."""
     if saved != now:
         raise UserError(
             f"--expert-model-parallel-size {now}, but the optimizer's state was saved with {saved}; use that size, "
@@ -139,7 +139,7 @@ def _optimizer(args: Namespace) -> dict[str, Any]:
 
 
 def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """`saved` is None if no state was saved, empty in saves of older versions that lack it."""
+    """Refuse another optimizer; `saved`: None if no state was saved, empty in saves of versions that lack it."""
     remedy = f"load the weights alone: --no-load-optim{BEHIND}"
     if saved is None:
         raise UserError(

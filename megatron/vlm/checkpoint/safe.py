@@ -1,7 +1,7 @@
-"""The door to every load: without --trust no checkpoint runs code by being loaded.
+"""The only way by which checkpoints are loaded: without --trust none runs code by being loaded.
 
 A save's table of contents is read once, by `unpickling.unpickle`, and what that returned is what is used. Everything
-else that torch and Megatron read goes through `torch.load`, which inside the door takes weights only.
+else that torch and Megatron read goes through `torch.load`, which then takes weights only.
 """
 
 import io
@@ -46,7 +46,7 @@ class SaveReader(FileSystemReader):
         self.contents = super().read_metadata() if trust else read_contents(folder / CONTENTS)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The table of contents."""
+        """Return the table of contents."""
         return self.contents
 
 
@@ -59,7 +59,7 @@ def read_weight(reader: SaveReader, name: str, entry: TensorStorageMetadata) -> 
 
 @contextmanager
 def safe_unpickling(trust: bool) -> Iterator[None]:
-    """Inside, torch's and Megatron's readers of checkpoints run no code, whatever the environment says.
+    """Keep torch's and Megatron's readers of checkpoints from running code, whatever the environment says.
 
     With `trust` they run anything. Raises UserError for a refused file.
     """
@@ -98,7 +98,7 @@ def _forget_contents() -> None:
 
 
 def _read_once(refusals: list[UserError]) -> Callable[..., Metadata]:
-    """FileSystemReader.read_metadata for one load: all readers of a save get what the first one read.
+    """Return FileSystemReader.read_metadata for one load: all readers of a save get what the first one read.
 
     `refusals` is given the refused ones: torch hides them behind errors of its own.
     """
@@ -121,7 +121,7 @@ def _read_once(refusals: list[UserError]) -> Callable[..., Metadata]:
 
 
 def _named_by_item(load_bytes: Callable[..., None]) -> Callable[..., None]:
-    """DefaultLoadPlanner.load_bytes, which says of what it cannot load which it is."""
+    """Wrap DefaultLoadPlanner.load_bytes, so that its error names what it cannot load."""
 
     def load_named(self: DefaultLoadPlanner, item: ReadItem, value: io.BytesIO) -> None:
         try:
@@ -133,7 +133,7 @@ def _named_by_item(load_bytes: Callable[..., None]) -> Callable[..., None]:
 
 
 def _weights_only(load: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.load, which takes weights only, whatever its caller or the environment says.
+    """Wrap torch.load, which then takes weights only, whatever its caller or the environment says.
 
     Raises UnpicklingError for what it refuses and for damaged files.
     """

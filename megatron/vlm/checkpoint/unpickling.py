@@ -17,17 +17,17 @@ from megatron.vlm.checkpoint.contents import MOST_PARTS, NAMES, RECORDS, SHARED,
 
 Instruction = Callable[["_Machine", int], int]
 _KEPT = object()
-"""In the memo, for what may not be referred to again."""
+"""Stand-in, in the memo, for what may not be referred to again."""
 _STOP = pickle.STOP[0]
 
 
 def unpickle(data: bytes) -> Any:
-    """The table of contents in a pickle. Raises UnpicklingError for any other, and for a damaged one."""
+    """Return the table of contents in a pickle. Raises UnpicklingError for any other, and for a damaged one."""
     return _Machine(data).run()
 
 
 class _Machine:
-    """Its instructions take the place in `data` behind their code, and return the place of the next one."""
+    """Interpreter of a pickle: an instruction takes the place in `data` behind its code, and returns the next one's."""
 
     __slots__ = ("data", "marks", "memo", "stack", "unfilled")
 
@@ -53,7 +53,7 @@ class _Machine:
         return self.stack[0]
 
     def number(self, at: int, width: int) -> int:
-        """An unsigned integer of so many bytes."""
+        """Read an unsigned integer of so many bytes."""
         return int.from_bytes(self.data[at : at + width], "little")
 
     def marked(self) -> list[Any]:
@@ -65,7 +65,7 @@ class _Machine:
 
 
 def _skip(width: int) -> Instruction:
-    """PROTO and FRAME, which change nothing here."""
+    """Skip PROTO and FRAME, which change nothing here."""
     return lambda _, at: at + width
 
 
@@ -98,7 +98,7 @@ def _long(machine: _Machine, at: int) -> int:
 
 
 def _text(width: int) -> Instruction:
-    """A text behind its length of `width` bytes."""
+    """Return the instruction that pushes a text behind its length of `width` bytes."""
 
     def push(machine: _Machine, at: int) -> int:
         start = at + width
@@ -276,4 +276,4 @@ _KNOWN: dict[bytes, Instruction] = {
     pickle.REDUCE: _reduce, pickle.NEWOBJ: _new, pickle.BUILD: _build,
 }  # fmt: skip
 INSTRUCTIONS = [_KNOWN.get(bytes([code]), _unneeded) for code in range(256)]
-"""By their code."""
+"""Methods by the code of their instruction."""

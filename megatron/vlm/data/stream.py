@@ -49,8 +49,8 @@ class Route:
     """
 
     def __init__(self, source: Ints, target: Ints, rows: Ints, rank: int, ranks: int) -> None:
-        """Plan it; `source`, `target`: rank of each of N samples before and after; `rows`: its number of rows; [N]
-        each."""
+        """Plan the route; `source`, `target`: rank of each of N samples before and after; `rows`: its number of rows;
+        [N] each."""
         own, here = np.flatnonzero(source == rank), np.flatnonzero(target == rank)
         by_target = np.argsort(target[own], kind="stable")
         by_source = np.argsort(source[here], kind="stable")

@@ -22,6 +22,6 @@ MERGERS: Modules = {
     "two_norms": TwoNorms,
     "pooled": SquarePooler,
 }
-"""Modules for native resolution."""
+"""Projectors of ViTs at native resolution, by `Architecture.merger`, or pooled."""
 PROJECTORS: Modules = {"perceptron": Projector, "shuffled": ShuffledProjector, "pooled": PooledProjector}
-"""Modules for tiles."""
+"""Projectors of ViTs for tiles, by `Architecture.merger`, or pooled."""

@@ -186,4 +186,4 @@ def each(table: Mapping[str, str]) -> dict[str, str]:
 ALLOWED = each(OBEYED) | each(UNTESTED)
 """The reason of each flag that may be given."""
 SET_BY = each(SET)
-"""By what each flag of `SET` is set."""
+"""Origin of the value of each flag of `SET`."""

@@ -132,7 +132,7 @@ def _or_value_error(read: Any, name: str) -> Callable[[str], Any]:
 
 @contextmanager
 def megatron_refusals() -> Iterator[None]:
-    """Context in which any exception of Megatron's parsing and validation becomes a UserError."""
+    """Turn any exception of Megatron's parsing and validation into a UserError, inside the block."""
     try:
         yield
     except UserError:
@@ -194,5 +194,5 @@ def _text(value: object) -> str:
 
 
 def _same(value: object, default: object) -> bool:
-    """Whether two values are equal; argparse may hold a default as text until it is used."""
+    """Say whether two values are equal; argparse may hold a default as text until it is used."""
     return value == default or str(value) == str(default)

@@ -39,7 +39,7 @@ class CheckSample:
     """Token ids, image tokens among them, and the images."""
 
     ids: Tensor
-    """Int64 [T]."""
+    """Token ids, int64 [T]."""
     pixels: Tensor
     """Float [tiles, 3, S, S]; at native resolution tiles are patches."""
     images: tuple[tuple[int, FeatureOrder], ...]
@@ -62,7 +62,7 @@ class Tokens:
 
     image: int
     words: Tensor
-    """Int64 [words]."""
+    """Ids of ordinary words, int64 [words]."""
 
 
 def samples_of(folder: Path) -> list[CheckSample]:

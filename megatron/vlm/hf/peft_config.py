@@ -96,7 +96,7 @@ class PeftConfig:
         return bool(self.fields.get("use_rslora"))
 
     def scale(self, rank: int, alpha: float) -> float:
-        """Return the factor of B A."""
+        """Return the factor of B A in the adapted product: alpha / rank, with rsLoRA alpha / sqrt(rank)."""
         return alpha / (math.sqrt(rank) if self.is_stabilized else rank)
 
     @property

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def preflight(job: dict[str, Any]) -> dict[str, Any]:
-    """The report for the arguments in sys.argv: findings, initial weights, GPU memory; Megatron's output is dropped."""
+    """Return the report for sys.argv's arguments: findings, weights, GPU memory; Megatron's output is dropped."""
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             run = Run(read_arguments(is_packed=job.get("is_packed", True)), converts=True, **job)
@@ -49,7 +49,7 @@ def preflight(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_ended(run: Run) -> bool:
-    """Whether nothing is left to train; if the last save is damaged, a start goes on from the one before."""
+    """Say whether nothing is left to train; if the last save is damaged, a start goes on from the one before."""
     weights = run.weights
     if not weights.ends(run.inputs.args.train_iters) or weights.folder is None:
         return False

@@ -26,7 +26,7 @@ Mismatch = tuple[str, str, object]
 def check_dataset(
     folder: Path, manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None
 ) -> str:
-    """What was compared, for the table of checks; `model_folder`: the folder of the weights' config.json and tokenizer.
+    """Return what was compared, for the table of checks; `model_folder` has the weights' config.json and tokenizer.
 
     Raises UserError with all differences, and the flags that make a fitting dataset.
     """
@@ -44,7 +44,7 @@ def check_dataset(
 
 
 def _tiling(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
-    """Differences in tiling and markup of images; not in the chat template, since a model can learn another."""
+    """Yield differences in tiling and markup of images; not in the chat template, since a model can learn another."""
     made = {
         "tiling": manifest["tiling"]["rule"],
         "tile-size": manifest["tile_size"],
@@ -59,7 +59,7 @@ def _tiling(manifest: Mapping[str, Any], architecture: Architecture, model_folde
 
 
 def _rules(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
-    """Differences in how inputs beyond images are read, which a dataset for a model without them has none of."""
+    """Yield differences in how inputs beyond images are read; a dataset for a model without them has none."""
     for one, made in read_rules(manifest).items():
         wanted = model_settings(architecture, model_folder, with_template=False).get(one.name)
         if not wanted or wanted.value.decides != made.decides:
@@ -70,7 +70,7 @@ def _rules(manifest: Mapping[str, Any], architecture: Architecture, model_folder
 def _token_ids(
     manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None
 ) -> Iterator[Mismatch]:
-    """Differences in token ids: beyond the vocabulary, another image token, another tokenizer."""
+    """Yield differences in token ids: beyond the vocabulary, another image token, another tokenizer."""
     file = model_tokenizer(model_folder) if model_folder else None
     remedy = ("--tokenizer-model", file or "TOKENIZER_OF_THE_MODEL")
     ids = max(manifest["vocab_size"], manifest["image_token_id"] + 1)
@@ -110,7 +110,7 @@ def check_lengths(index: PackedIndex, sizes: Sizes, limit: int | None) -> str:
 
 
 def longest_positions(architecture: Architecture, model_folder: Path | None, padded: bool = False) -> int | None:
-    """Most tokens of a sample that the model and its weights' folder allow; None: no limit.
+    """Return the most tokens of a sample that the model and its weights' folder allow; None: no limit.
 
     Dynamic RoPE scaling depends on the sample's length. If only the folder has it, or padding hides the length, the
     limit is where scaling begins.

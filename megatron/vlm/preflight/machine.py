@@ -97,7 +97,7 @@ def _answers(host: str, port: int) -> str:
 def parameters(
     architecture: Architecture, frozen: tuple[str, ...], adapters: Adapters = NO_ADAPTERS
 ) -> tuple[int, int]:
-    """(parameters, trained parameters) of the model, without biases of linear layers."""
+    """Return (parameters, trained parameters) of the model, without biases of linear layers."""
     of_kind, frozen = (
         analytic_profile(architecture, "h100", {"tiles": 1, "tokens": 1}).parameters,
         adapters.frozen(frozen),
@@ -135,7 +135,7 @@ def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory
 
 
 def _state_bytes(args: Namespace, architecture: Architecture) -> float:
-    """Bytes of weights, gradients and optimizer state on a rank, if pipeline stages have equally many."""
+    """Return the bytes of weights, gradients and optimizer state on a rank, if pipeline stages have equally many."""
     adapters, expert_parallel = Adapters.of(args), args.expert_model_parallel_size
     total, trained = parameters(architecture, tuple(args.freeze), adapters)
     works = layer_works(architecture, {}, 1)

@@ -19,7 +19,7 @@ NOT_COMPARED = ("predicted", "alternatives", "trials", "method", "memory_gib")
 
 @contextmanager
 def one_plan(plan: Plan, args: Namespace) -> Iterator[None]:
-    """Inside, all ranks of the job have the same plan.
+    """Check that all ranks of the job have the same plan, before the block begins.
 
     Raises UserError on the first rank, and on the ranks whose plan is not the first's. Hashes of plans are exchanged
     through the rendezvous store.
@@ -35,13 +35,13 @@ def one_plan(plan: Plan, args: Namespace) -> Iterator[None]:
 
 
 def hash_of(plan: Plan) -> str:
-    """The hash of the fields of a plan that must be equal."""
+    """Hash the fields of a plan that must be equal."""
     record = {name: value for name, value in plan.to_record().items() if name not in NOT_COMPARED}
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
 def _compare(store: Store, mine: str, args: Namespace) -> None:
-    """The first rank reads all other hashes, the others the first's. The first holds the store, so it must end last."""
+    """Compare hashes: the first rank reads all, the others the first's. The first holds the store: it must end last."""
     rank = args.rank
     first = mine if rank == 0 else store.get("0").decode()
     store.set(str(rank), mine)

@@ -62,7 +62,7 @@ class Run:
 
 
 def check_run(run: Run) -> list[Finding]:
-    """All findings about a run's inputs, on a rank or in the launcher. Reads neither weights nor images."""
+    """Return all findings about a run's inputs, on a rank or in the launcher. Reads neither weights nor images."""
     if run.is_packed:
         return run_checks(CHECKS, run)
     args = run.inputs.args
@@ -188,7 +188,7 @@ def _check_resumes(run: Run, saved: dict[str, Any]) -> str:
 
 
 def _check_adapters(run: Run) -> str | None:
-    """How many adapter parameters are trained, and which layers have none; None without adapters."""
+    """Return how many adapter parameters are trained, and which layers have none; None without adapters."""
     adapters, model = Adapters.of(run.inputs.args), run.inputs.architecture
     if not adapters.rank:
         return None
@@ -222,10 +222,10 @@ DROPOUTS = ("hidden_dropout", "attention_dropout")
 
 
 def check_replicated_tower(args: Namespace, plan: Plan) -> str | None:
-    """Which ranks encode, for the table of checks; None if the tower is cut into stages.
+    """Return which ranks encode, for the table of checks; None if the tower is cut into stages.
 
-    Raises UserError for dropout if several ranks encode one microbatch: their masks would differ from one rank's.
-    (Drop path is drawn for the entire pack on every rank.)
+    Raises UserError for dropout if several ranks encode one microbatch: their masks would differ from one rank's. (Drop
+    path is drawn for the entire pack on every rank.)
     """
     tower = plan.tower
     if tower is None:

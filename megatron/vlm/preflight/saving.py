@@ -17,7 +17,7 @@ from omnibal_ext.units import in_bytes
 
 
 def check_saving(args: Namespace, architecture: Architecture, iteration: int, is_packed: bool = True) -> str:
-    """Number and size of the checkpoints of a run from `iteration` on; without packs the number is unknown.
+    """Return number and size of the checkpoints of a run from `iteration` on; without packs the number is unknown.
 
     Raises UserError if they cannot be written, or the disk has no room for two.
     """
@@ -78,13 +78,13 @@ def check_writable(folder: Path) -> None:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """The folder or its nearest existing parent."""
+    """Return the folder or its nearest existing parent."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def checkpoint_bytes(args: Namespace, architecture: Architecture) -> int:
-    """Bytes of weights and of the trained ones' optimizer state, with half precision including fp32 copies."""
+    """Return the bytes of weights and of the trained ones' optimizer state, fp32 copies included."""
     weights, trained = parameters(architecture, tuple(args.freeze), Adapters.of(args))
     half = args.bf16 or args.fp16
     state = 0 if args.no_save_optim else 12 if half else 8
@@ -92,7 +92,7 @@ def checkpoint_bytes(args: Namespace, architecture: Architecture) -> int:
 
 
 def checkpoints_kept(args: Namespace, iteration: int) -> int:
-    """Most checkpoints on disk at once, of those still to be written."""
+    """Return the most checkpoints on disk at once, of those still to be written."""
     left = max(0, (args.train_iters or 0) - iteration)
     written = -(-left // args.save_interval)
     if not args.save_retain_interval:

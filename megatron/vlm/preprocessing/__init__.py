@@ -1,1 +1,1 @@
-"""From conversations, images and videos to a dataset folder, once, before training."""
+"""Makes a dataset folder of conversations, images and videos, once, before training."""

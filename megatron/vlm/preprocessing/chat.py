@@ -41,7 +41,7 @@ ROLES = {
     **dict.fromkeys(CALLS, ASSISTANT),
 }
 MAX_CHARACTERS = 2**20
-"""Of a conversation: tokenizers need half a kilobyte of memory per character."""
+"""Most characters of a conversation: tokenizers need half a kilobyte of memory per character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Conversation:
 
     messages: tuple[Message, ...]
     media: Mapping[Kind, tuple[Any, ...]]
-    """Of each kind that the model takes, in the order of the marks: paths, or `VideoReference`."""
+    """Media of each kind that the model takes, in the order of the marks: paths, or `VideoReference`."""
     tools: tuple[str, ...] = ()
     hears_videos: bool | None = None
     """Whether the sound of its videos is heard; None: it does not say."""
@@ -93,7 +93,7 @@ def parse_conversation(
 
 
 def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Message, ...]:
-    """The messages with `mark` in place of another program's, unless some have it."""
+    """Put `mark` in place of another program's, unless some messages have it."""
     if any(mark in one.words for one in messages):
         return messages
     return tuple(
@@ -109,8 +109,8 @@ def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Messa
 def _marked_in_front(
     messages: tuple[Message, ...], given: Mapping[Kind, int], gap: str, senses: Senses
 ) -> tuple[Message, ...]:
-    """The messages with marks before the first question's words, where media of one kind are given and none is marked:
-    as TRL, ms-swift and InternVL put them. `given`: how many, by kind."""
+    """Put marks before the first question's words, where media of one kind are given and none is marked: as TRL,
+    ms-swift and InternVL put them. `given`: how many, by kind."""
     if len(given) != 1 or any(senses.kinds_in(one.words) or MEDIA_MARKS.search(one.words) for one in messages):
         return messages
     meant = [quoted(mark) for kind in (*given, IMAGES) for mark in (kind.mark, *kind.others)]
@@ -144,7 +144,7 @@ def _decode(line: bytes) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Remove null fields: a table's cells have every field that one of them has."""
+    """Drop null fields: a table's cells have every field that one of them has."""
     if isinstance(value, Mapping):
         return {name: _without_nulls(one) for name, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
@@ -157,7 +157,7 @@ def _check_fields(where: str, fields: Mapping[str, Any], honoured: frozenset[str
 
 
 def _system(record: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The record's field `system`, as in ShareGPT's files."""
+    """Return the record's field `system`, as in ShareGPT's files."""
     words = record.get("system") or ""
     if not isinstance(words, str):
         raise Rejected("malformed_line", "'system' is no text")
@@ -165,7 +165,7 @@ def _system(record: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The turns with ShareGPT's field names (`from`, `value`, ...), whichever names the record has."""
+    """Return the turns with ShareGPT's field names (`from`, `value`, ...), whichever names the record has."""
     given = [name for name in ("conversations", "messages") if record.get(name) is not None]
     if len(given) == 2:
         raise Rejected("malformed_line", "both 'conversations' and 'messages' are given; leave one")
@@ -215,7 +215,7 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: 
 
 
 def _led(words: str, gap: str, senses: Senses) -> str:
-    """A question with its only image in front."""
+    """Put a question's only image in front of its words."""
     before, mark, behind = words.partition(IMAGE_MARK)
     if not before.strip() or not mark or senses.kinds_in(before + behind):
         return words
@@ -223,7 +223,7 @@ def _led(words: str, gap: str, senses: Senses) -> str:
 
 
 def _calls_and_reasoning(turn: dict[str, Any], number: int) -> tuple[tuple[Call, ...], str | None]:
-    """The tool calls and the reasoning of a turn."""
+    """Return the tool calls and the reasoning of a turn."""
     reasoning, calls = turn.get("reasoning_content"), turn.get("tool_calls")
     if (reasoning or calls) and ROLES[turn["from"]] != ASSISTANT:
         field = "tool_calls" if calls else "reasoning_content"
@@ -234,7 +234,7 @@ def _calls_and_reasoning(turn: dict[str, Any], number: int) -> tuple[tuple[Call,
 
 
 def _is_trained(turn: dict[str, Any], number: int) -> bool:
-    """Whether an assistant turn is trained (the result is ignored for other roles)."""
+    """Say whether an assistant turn is trained (the result is ignored for other roles)."""
     given = [(name, turn[name]) for name in TRAINED_FIELDS if turn.get(name) is not None]
     for name, value in given:
         if not isinstance(value, int | float) or value not in (0, 1):

@@ -32,7 +32,7 @@ def choices_of(arguments: argparse.Namespace) -> dict[str, FlagValue]:
 
 
 def recipe_by(arguments: argparse.Namespace, choices: Mapping[str, FlagValue]) -> Recipe:
-    """Return the same as a recipe."""
+    """Make a recipe of the command line and its `choices_of`."""
     return recipe_of(
         choices,
         image_root=arguments.image_root,

@@ -43,7 +43,7 @@ class FlagValue:
 
 
 def folder_settings(folder: Path, architecture: Architecture, with_template: bool = True) -> dict[str, FlagValue]:
-    """Preprocessing flag -> the value in the folder's files; the chat template only `with_template`.
+    """Return the value of each preprocessing flag in the folder's files; the chat template only `with_template`.
 
     Raises UserError naming a file and field that is not supported.
     """
@@ -68,7 +68,7 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
 
 
 def _processor(folder: Path, architecture: Architecture) -> Processor:
-    """The image processor: that inside processor_config.json, where transformers looks first, or of an older folder."""
+    """Return the image processor in processor_config.json, where transformers looks first, or in an older file."""
     for name in (PROCESSOR, OLD_PROCESSOR):
         fields = read_fields(folder / name)
         if "image_processor" in fields or name == PROCESSOR:
@@ -115,7 +115,7 @@ def _same(values: Any, wanted: tuple[float, ...]) -> bool:
 
 
 def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> FlagValue:
-    """The video rule of the folder's processor, from the file that transformers reads.
+    """Return the video rule of the folder's processor, from the file that transformers reads.
 
     An unsupported setting sets `refused`, as the folder may still be used for images.
     """

@@ -41,7 +41,7 @@ PICTURES = ((IMAGE_MARK, " What? "), ("What?", IMAGE_MARK), ("From ", IMAGE_MARK
 
 
 def folder_template(folder: Path, markup: ImageMarkup | None = None) -> tuple[str, str] | None:
-    """(name of our template or path of the folder's own, name of its file); None if the folder has no template.
+    """Return (name of our template or path of the folder's own, name of its file); None if the folder has no template.
 
     Ours writes images as parts of questions where the folder's own does; `markup`: the model's (None: not asked).
 
@@ -60,7 +60,7 @@ def folder_template(folder: Path, markup: ImageMarkup | None = None) -> tuple[st
 def _chosen(
     folder: Path, files: Sequence[Path], known: Sequence[ChatTemplate], markup: ImageMarkup | None
 ) -> tuple[str, str]:
-    """The name or path, and the name of the file, of those that have a template."""
+    """Return the name or path, and the name of the file, of those that have a template."""
     first = file_template(files[0], folder)
     own = {files[0]: first}
     for file in files[1:]:
@@ -80,7 +80,7 @@ def _chosen(
 
 
 def _alike(ours: ChatTemplate, theirs: ChatTemplate, chats: Sequence[Sequence[Message]], tools: bool = False) -> bool:
-    """Whether both write the same, but for the end of the last answer and a system message with the day's date."""
+    """Say whether both write the same, but for the end of the last answer and a system message with the day's date."""
     for chat in chats:
         our, their = (template.text(chat, [LOOK] * tools) for template in (ours, theirs))
         dated = chat[0].role != SYSTEM and DATE in (their or "")
@@ -90,7 +90,7 @@ def _alike(ours: ChatTemplate, theirs: ChatTemplate, chats: Sequence[Sequence[Me
 
 
 def _pictures_alike(ours: ChatTemplate, theirs: ChatTemplate, markup: ImageMarkup) -> bool:
-    """Whether both write questions with images in the same places, or theirs takes none as parts."""
+    """Say whether both write questions with images in the same places, or theirs takes none as parts."""
     for parts in PICTURES if theirs.images_first is not None else ():
         words = joined(media_first(parts) if markup.first else parts, markup.gap)
         chat = (Message(SYSTEM, "Be brief."), Message(USER, words, parts=parts), CALLING[-1])[not theirs.has_system :]
@@ -102,7 +102,7 @@ def _pictures_alike(ours: ChatTemplate, theirs: ChatTemplate, markup: ImageMarku
 
 
 def open_template(named: str, tokenizer: Path) -> ChatTemplate:
-    """The template of one of our names, or of a file, for a tokenizer's file. Raises UserError."""
+    """Open the template of one of our names, or of a file, for a tokenizer's file. Raises UserError."""
     file = Path(named)
     if named in TEMPLATES or file.suffix not in (".jinja", ".json"):
         return chat_template(named)
@@ -118,7 +118,7 @@ def _checked(file: Path, folder: Path) -> ChatTemplate:
 
 
 def file_template(file: Path, folder: Path) -> ChatTemplate:
-    """The program in a file, for the tokenizer of a folder. Raises UserError if it is missing, or no Jinja."""
+    """Open the program in a file, for the tokenizer of a folder. Raises UserError if it is missing, or no Jinja."""
     source = template_source(file)
     if not source:
         raise UserError(f"{file}: has no chat template; --chat-template names one of ours or a .jinja or .json file")
@@ -130,7 +130,7 @@ def file_template(file: Path, folder: Path) -> ChatTemplate:
 
 
 def _first_token(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> str:
-    """The token that the tokenizer puts before a text, or ""."""
+    """Return the token that the tokenizer puts before a text, or ""."""
     if config.get("add_bos_token") is not None:
         return token_text(config.get("bos_token")) if config["add_bos_token"] else ""
     steps = tokenizer.get("post_processor") or {}

@@ -36,7 +36,7 @@ FORMATS = {"lines": lines, "json_list": json_list, "table": table, "tar": tar}
 """Modules that `cut` a file into parts and read the `rows` of one."""
 TABLES = (".parquet", ".arrow")
 SPLIT = re.compile(r"(train|valid(?:ation)?|val|dev|test|eval)(?=[-_.])")
-"""Matches the split in names of files from the Hugging Face hub."""
+"""Pattern of the split in names of files from the Hugging Face hub."""
 META_FIELDS = ("annotation", "root", "repeat_time", "max_dynamic_patch", "length", "data_augment")
 LARGEST_META = 2**24  # bytes
 MOST_REPEATS = 1e6
@@ -115,7 +115,7 @@ def _read_once(path: Path, lines_per_part: int, kind: str, notes: Path) -> Input
 
 
 def _noted(path: Path, key: list[Any], note: dict[str, Any]) -> InputFile:
-    """The file of a note. Raises UserError if the note is another file's."""
+    """Return the file of a note. Raises UserError if the note is another file's."""
     if note["of"] != key:
         raise UserError(f"the note is of {shown(note['of'])}")
     counts = [lines for _, _, lines in note["parts"]]
@@ -127,7 +127,7 @@ def _noted(path: Path, key: list[Any], note: dict[str, Any]) -> InputFile:
 
 
 def _tables(folder: Path) -> list[Path]:
-    """The files of a dataset saved to a folder, in order."""
+    """List the files of a dataset saved to a folder, in order."""
     if (listed := folder / "dataset_dict.json").exists():
         splits = read_json(listed, _SPLITS, "name a folder of one split")["splits"]
         raise UserError(f"{folder}: has the splits {_some(splits)}; name one of their folders")
@@ -165,7 +165,7 @@ def _kind(path: Path) -> str:
 
 
 def _sets(path: Path) -> Iterator[_InputSet]:
-    """The datasets of a meta file. Relative paths are looked up next to it, then in the working directory."""
+    """Yield the datasets of a meta file. Relative paths are looked up next to it, then in the working directory."""
     for name, given in _given(path).items():
         where = f"{path}: set {shown(name)}"
         if not isinstance(given, dict) or not isinstance(given.get("annotation"), str):
@@ -190,7 +190,7 @@ def _sets(path: Path) -> Iterator[_InputSet]:
 
 
 def _given(path: Path) -> dict[str, Any]:
-    """The sets of a meta file by name. Raises UserError if one is given twice, of which JSON keeps the last."""
+    """Return the sets of a meta file by name. Raises UserError if one is given twice, of which JSON keeps the last."""
     content = read_bytes(path, REMEDY, LARGEST_META).removeprefix(codecs.BOM_UTF8)
     try:
         sets: dict[str, Any] = json.loads(content, object_pairs_hook=_each_once)

@@ -44,7 +44,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """From `i/n`, i from 0 to n-1. Raises `UserError` otherwise."""
+        """Read `i/n`, i from 0 to n-1. Raises `UserError` otherwise."""
         numbers = text.split("/")
         if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
             index, count = map(int, numbers)
@@ -74,11 +74,11 @@ class PreprocessJob:
         return sum(file.lines for file in self.inputs)
 
     def part_path(self, number: int) -> Path:
-        """The file of a part."""
+        """Return the file of a part."""
         return self.work / f"{number:07d}.npz"
 
     def missing(self, shard: Shard | None = None) -> list[int]:
-        """Numbers of the parts (of one shard) that are not ready."""
+        """List the numbers of the parts (of one shard) that are not ready."""
         shard = shard or Shard()
         numbers = range(shard.index, len(self.sources), shard.count)
         return [number for number in numbers if not self.part_path(number).exists()]
@@ -88,7 +88,7 @@ class PreprocessJob:
         shutil.rmtree(self.work.parent, ignore_errors=True)
 
     def finished(self) -> dict[str, Any] | None:
-        """The manifest of the output folder if this job made it, None if the folder is empty or missing.
+        """Return the manifest of the output folder if this job made it, None if the folder is empty or missing.
 
         Raises `UserError` if it holds something else.
         """
@@ -106,7 +106,7 @@ class PreprocessJob:
 
 
 def _made(identity: Any) -> Any:
-    """An identity without places and `CHECK_FIELDS`: what decides the samples."""
+    """Return an identity without places and `CHECK_FIELDS`: what decides the samples."""
     identity = content_of(identity)
     recipe = identity.get("recipe") if isinstance(identity, dict) else None
     if not isinstance(recipe, dict):

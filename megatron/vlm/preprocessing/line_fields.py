@@ -53,7 +53,7 @@ def quoted(text: str) -> str:
 
 
 def unsupported(fields: Mapping[str, Any], honoured: frozenset[str]) -> tuple[str, str] | None:
-    """(reason, detail) for the first unsupported field; the reason is unsupported_media or unsupported_field."""
+    """Return (reason, detail) for the first unsupported field; the reason is unsupported_media or unsupported_field."""
     for name, value in fields.items():
         if name in honoured or value in (None, "", False, [], {}):
             continue

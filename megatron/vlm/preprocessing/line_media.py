@@ -21,10 +21,10 @@ class LineMedia:
     """What a row of `source` (which may set an image root) names. All raise `Rejected`."""
 
     def __init__(self, recipe: Recipe, row: Row, source: PartSource | None, heard: bool = False) -> None:
-        """`heard`: whether the sound of its videos is."""
+        """Measure by a recipe; `heard`: whether the sound of its videos is."""
         self.recipe, self.row, self.source, self.heard = recipe, row, source, heard
         self.root = (source and source.root) or recipe.image_root or Path()
-        """Base of paths."""
+        """Folder from which relative paths start."""
         self._known: dict[Any, Any] = {}
         self._sizes: dict[tuple[Path, Place], tuple[int, int]] = {}
         self._not_decoded: list[tuple[Path, Place]] = []
@@ -99,7 +99,7 @@ def _is_there(path: Path) -> bool:
 
 
 def locate(reference: str, row: Row, root: Path, what: str = "image") -> tuple[str, Place]:
-    """(path below the root, ()) of an image or video file, or (name, place) of one inside the input file.
+    """Return (path below the root, ()) of an image or video file, or (name, place) of one inside the input file.
 
     Raises `Rejected`: remote_image, unreadable_image (`what` in place of image), path_outside_root.
     """

@@ -37,12 +37,12 @@ OF_SAMPLES = ("tiles", "lengths", "lines", "supervised")
 
 
 def of_samples(recipe: Recipe) -> tuple[str, ...]:
-    """The same, with further sizes, such as mel frames, that the model takes."""
+    """Return `OF_SAMPLES` with further sizes, such as mel frames, that the model takes."""
     return (*OF_SAMPLES, *(one.size for one in recipe.rules))
 
 
 def take_sizes(columns: dict[str, NDArray[Any]]) -> Sizes:
-    """The sizes among arrays `of_samples`, which are taken out."""
+    """Remove the sizes from a part's arrays (`of_samples`), and return them."""
     more: dict[str, Any] = {size: columns.pop(size) for size in FURTHER_SIZES if size in columns}
     return Sizes.from_arrays(columns.pop("tiles"), columns.pop("lengths"), **more)
 
@@ -86,7 +86,7 @@ def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
 
 
 def ready_part(job: PreprocessJob, number: int) -> PreparedPart:
-    """A part that was made; one that was damaged since, or is another's, is made again."""
+    """Read a part that was made; one that was damaged since, or is another's, is made again."""
     try:
         return PreparedPart.load(job.part_path(number))
     except UserError as error:

@@ -32,10 +32,10 @@ STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-marku
 
 
 def model_settings(architecture: Architecture, folder: Path | None, with_template: bool = True) -> dict[str, FlagValue]:
-    """Preprocessing flag -> the value that fits a model, if there is one.
+    """Return the value of each preprocessing flag that fits a model, if there is one.
 
-    `folder`: the model's Hugging Face folder, if it has one. Raises UserError naming a file and field of it that is not
-    supported.
+    `folder`: the model's Hugging Face folder, if it has one. Raises UserError naming an unsupported file and field of
+    it.
     """
     tiles = architecture.least_tiles
     prompt, origin = architecture.prompt, "config.json" if folder else "the preset"
@@ -60,7 +60,7 @@ def model_settings(architecture: Architecture, folder: Path | None, with_templat
 
 
 def resolve_settings(given: Mapping[str, Any], model: str | None) -> dict[str, FlagValue]:
-    """The value of every flag: the user's, else the model's (`model_settings`), else the default.
+    """Return the value of every flag: the user's, else the model's (`model_settings`), else the default.
 
     Raises UserError naming both values if a flag contradicts the model, or if a required one is missing.
     """
@@ -117,7 +117,7 @@ def with_video(choices: dict[str, FlagValue], flags: Mapping[str, Any]) -> dict[
 
 
 def recipe_of(choices: Mapping[str, FlagValue], **others: Any) -> Recipe:
-    """The recipe with these settings (flag -> value), and others of its fields."""
+    """Make the recipe with these settings (flag -> value), and others of its fields."""
     chosen = {flag: choice.value for flag, choice in choices.items()}
     tiles = (chosen["tile-size"], chosen["min-tiles"], chosen["max-tiles"], chosen["thumbnail"], chosen["tiling"])
     return Recipe(
@@ -166,7 +166,7 @@ def check_tokenizer(maker: SampleMaker, model: str) -> None:
 
 
 def tokenizer_difference(special_tokens: Mapping[str, int], vocabulary_hash: str, file: Path) -> str:
-    """How the tokenizer of a file differs from these special tokens and this vocabulary; "" if it does not."""
+    """Return how the tokenizer of a file differs from these special tokens and this vocabulary; "" if it does not."""
     tokenizer = load_tokenizer(file, tuple(special_tokens))
     for token, number in special_tokens.items():
         if tokenizer.token_id(token) != number:
@@ -175,13 +175,13 @@ def tokenizer_difference(special_tokens: Mapping[str, int], vocabulary_hash: str
 
 
 def model_folder(model: str) -> Path | None:
-    """The model's Hugging Face folder, if its name is one."""
+    """Return the model's Hugging Face folder, if its name is one."""
     found = find_config(Path(model))
     return found.parent if found else None
 
 
 def is_compatible(flag: str, given: Any, wanted: Any) -> bool:
-    """Whether a value of a flag works for a model that needs `wanted`."""
+    """Say whether a value of a flag works for a model that needs `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
         kinds = [TILINGS[rule].read_as for rule in (given, wanted) if rule in TILINGS]
         return len(kinds) == 2 and kinds[0] == kinds[1]

@@ -71,12 +71,12 @@ class PreparedPart:
         return found
 
     def rejections(self) -> list[dict[str, Any]]:
-        """The rejected lines: `file`, `line`, `reason`, `detail`."""
+        """List the rejected lines: `file`, `line`, `reason`, `detail`."""
         return [json.loads(line) for line in self.rejected.tobytes().splitlines()]
 
 
 def _where(path: Path) -> str:
-    """The hash of the job and the number of a part, as its file is called."""
+    """Return the hash of the job and the number of a part, as its file is called."""
     return f"{path.parent.name}/{path.name}"
 
 

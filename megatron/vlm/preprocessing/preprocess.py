@@ -75,7 +75,7 @@ def preview(job: PreprocessJob, max_rejects: int | None = None) -> str:
 def measure(
     inputs: Sequence[Path], recipe: Recipe, workers: int = 1, max_rejects: int | None = None
 ) -> tuple[Corpus, RejectCount]:
-    """The corpus that a dataset of these inputs would be, without making it, and the lines that it would reject.
+    """Return the corpus that a dataset of these inputs would be, without making it, and the lines that it would reject.
 
     Raises `UserError` if an input cannot be read, no line can be used, or more than `reject_limit` could not.
     """
@@ -122,7 +122,7 @@ MOVED_CHECKED = 16
 
 
 def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
-    """(sample, error) of samples with changed or damaged images or sounds."""
+    """List (sample, error) of samples with changed or damaged images or sounds."""
     found = []
     for sample in samples:
         try:
@@ -161,7 +161,7 @@ def merge_shards(job: PreprocessJob, max_rejects: int | None = None) -> dict[str
 
 
 def _finished(job: PreprocessJob, max_rejects: int | None) -> dict[str, Any] | None:
-    """The manifest of a complete folder of this job, whose parts are removed, after a check of today's reject limit."""
+    """Check a complete folder of this job by today's reject limit, remove its parts; return its manifest."""
     manifest = job.finished()
     if manifest is not None:
         rejected = job.output / "rejected.jsonl"
@@ -219,8 +219,8 @@ def _list_rejects(job: PreprocessJob) -> Path:
 
 
 def _each_part(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[Value]:
-    """`_each` of tasks that begin with a recipe and a source; if one is a table, which could end the process that reads
-    it when damaged, other processes do all."""
+    """Do `_each` of tasks that begin with a recipe and a source; if one is a table, which could end the process that
+    reads it when damaged, other processes do all."""
     has_tables = any(source.format == "table" for _, source, *_ in tasks)
     return _each(work, tasks, workers, _lines, has_tables)
 
@@ -232,7 +232,7 @@ def _each(
     name_of: Callable[..., str],
     apart: bool = False,
 ) -> Iterator[Value]:
-    """`work(*task)` of every task, in order of completion, by other processes if there are several workers."""
+    """Yield `work(*task)` of every task, in order of completion, by other processes if there are several workers."""
     if apart or workers > 1:
         return each_apart(work, tasks, workers, name_of)
     return (work(*task) for task in tasks)
@@ -251,13 +251,13 @@ def _preview_one(recipe: Recipe, source: PartSource) -> tuple[int, list[dict[str
 
 
 def _measure_one(recipe: Recipe, source: PartSource, number: int) -> tuple[int, _Measured]:
-    """Number, sizes and rejections of a part."""
+    """Return number, sizes and rejections of a part."""
     part = prepare_part(recipe, source)
     return number, ({name: part.column(name) for name in of_samples(recipe)}, part.rejections())
 
 
 def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Number of lines and rejections of a part, when its file is complete."""
+    """Return the number of lines and rejections of a part, when its file is complete."""
     part = prepare_part(recipe, source)
     part.save(path)
     return source.lines, part.rejections()

@@ -94,7 +94,7 @@ def media_of(kind: Kind, record: Mapping[str, Any], turns: Sequence[Turn]) -> tu
 
 
 def words_of(part: Any, number: int, senses: Senses) -> str:
-    """The text of a part of turn `number`, in which marks are words, or the mark of an image, a video or a sound.
+    """Return the text of a part of turn `number`, in which marks are words, or the mark of its medium.
 
     Raises `Rejected`: unsupported_media, unsupported_field, malformed_line.
     """
@@ -113,7 +113,7 @@ def words_of(part: Any, number: int, senses: Senses) -> str:
 
 
 def hears_videos(record: Mapping[str, Any]) -> bool | None:
-    """Whether the sound of its videos is heard; None: it does not say. Raises `Rejected` (malformed_line)."""
+    """Say whether the sound of its videos is heard; None: it does not say. Raises `Rejected` (malformed_line)."""
     said = record.get(HEARS_VIDEOS)
     if said is not None and not isinstance(said, bool):
         raise Rejected("malformed_line", f"{HEARS_VIDEOS!r} is {str(said)[:40]!r}, must be true or false")
@@ -126,8 +126,8 @@ def _named_by_paths(kind: Kind, record: Mapping[str, Any], turns: Sequence[Turn]
 
 
 def _reference(said: Any, what: str) -> Any:
-    """The path of an image or a sound, or its content as a `data:` URL, from a text, an object or a part; None: a part
-    that names nothing. Raises `Rejected` for what else an object says."""
+    """Return the path of an image or a sound, or its content as a `data:` URL, from a text, an object or a part; None:
+    a part that names nothing. Raises `Rejected` for what else an object says."""
     name = ""
     for _ in range(MOST_WITHIN):
         if not isinstance(said, Mapping):
@@ -141,7 +141,7 @@ def _reference(said: Any, what: str) -> Any:
 
 
 def _named(said: Mapping[str, Any], names: Sequence[str], what: str) -> tuple[str, Any]:
-    """(field, value) of the one that names it; ("", None): none does."""
+    """Return (field, value) of the one that names it; ("", None): none does."""
     given = {name: said[name] for name in names if said.get(name)}
     if len(given) > 1:
         raise Rejected("malformed_line", f"both {' and '.join(map(repr, given))} name {what}; leave one")
@@ -185,7 +185,7 @@ def _parts(turns: Sequence[Turn], kinds: Sequence[str]) -> Iterator[dict[str, An
 
 
 def _given(record: Mapping[str, Any], names: Sequence[str], parts: Sequence[Any], what: str) -> tuple[str, Any]:
-    """(field, value) of the field that names media, or the media of message `parts` (None: a part without its own)."""
+    """Return (field, value) of the field that names media, or the media of message `parts` (None: one without)."""
     given = {name: record[name] for name in names if record.get(name) not in (None, "", [])}
     named = [part for part in parts if part is not None]
     if len(given) > 1:
@@ -196,7 +196,7 @@ def _given(record: Mapping[str, Any], names: Sequence[str], parts: Sequence[Any]
 
 
 def _video(said: Mapping[str, Any]) -> VideoReference:
-    """The video of a message part or of an entry in `videos`."""
+    """Read the video of a message part or of an entry in `videos`."""
     _refuse_others(said, OF_A_VIDEO, "a video")
     _, named = _named(said, NAMING_A_VIDEO, "a video")
     timed = [name for name in ("fps", "times") if said.get(name) is not None]

@@ -1,4 +1,4 @@
-"""From a conversation, its images and sounds to a sample: token ids, loss mask, grids of tiles, mel frames."""
+"""Makes a sample of a conversation, its images and sounds: token ids, loss mask, grids of tiles, mel frames."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,11 +40,11 @@ class Sample:
     loss_mask: NDArray[np.uint8]
     """[T], 1 = this token is to be predicted."""
     items: Mapping[Modality, tuple[Any, ...]]
-    """Its images, its sounds, in the order of their tokens."""
+    """Images and sounds, in the order of their tokens."""
     length: int
     """Tokens that the language model reads, those of images and sounds counted."""
     shortened: str | None = None
-    """Of `SHORTENINGS`; None: not shortened."""
+    """Method of `SHORTENINGS`; None: not shortened."""
 
     def units(self, modality: Modality) -> int:
         """Return the tiles of all images together, or the mel frames of all sounds."""
@@ -100,7 +100,7 @@ class SampleMaker:
             raise UserError(f'{recipe.template}: decides on system messages itself; leave --system-message "" out')
 
     def make(self, row: Row, source: PartSource | None = None) -> Sample:
-        """The sample of one row of `source` (which may set an image root and a limit of tiles).
+        """Make the sample of one row of `source` (which may set an image root and a limit of tiles).
 
         Raises `Rejected`: `row.fault`, reasons of `parse_conversation`, `image_size`, `video_facts`, `choose_frames`,
         `sound_length`; path_outside_root, remote_image, remote_video, remote_audio, frames_differ, too_short_audio,
@@ -124,7 +124,7 @@ class SampleMaker:
         return self._fitted(messages, conversation, media) if media.decode_the_rest() else sample
 
     def _fitted(self, messages: tuple[Message, ...], conversation: Conversation, media: LineMedia) -> Sample:
-        """The sample with the sizes that are known, shortened if it must be. Raises `Rejected`."""
+        """Make the sample with the sizes that are known, shortened if it must be. Raises `Rejected`."""
         named = {kind: iter(references) for kind, references in conversation.media.items()}
         measured = tuple(
             tuple(MEASURES[kind](media, next(named[kind])) for kind in self.senses.kinds_in(message.words))
@@ -176,7 +176,7 @@ open_recipe = cache(SampleMaker)  # one tokenizer per process
 
 
 def tokenize(chat: RenderedChat, tokenizer: ChatTokenizer) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Token ids int32 [T] of a rendered chat; loss mask uint8 [T], 1 for tokens with a trained character."""
+    """Return token ids int32 [T] of a rendered chat; loss mask uint8 [T], 1 for tokens with a trained character."""
     encoding = _encoded(chat, tokenizer)
     loss_mask = np.zeros(len(encoding.ids), dtype=np.uint8)
     for start, end in chat.trained:
@@ -185,7 +185,7 @@ def tokenize(chat: RenderedChat, tokenizer: ChatTokenizer) -> tuple[NDArray[np.i
 
 
 def _encoded(chat: RenderedChat, tokenizer: ChatTokenizer) -> TokenizedText:
-    """Tokenise the text between cuts separately; character ranges are in the entire text."""
+    """Encode the text between cuts separately; character ranges are in the entire text."""
     parts = []
     for start, end in pairwise((0, *chat.cuts, len(chat.text))):
         part = tokenizer.encode(chat.text[start:end])

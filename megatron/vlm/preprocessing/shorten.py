@@ -51,7 +51,7 @@ class Content:
 
     messages: tuple[Message, ...]
     media: tuple[tuple[Measured, ...], ...]
-    """Of each message, in the order of its marks."""
+    """Media of each message, in the order of its marks."""
     tiling: Tiling
     tools: tuple[str, ...] = ()
 

@@ -24,9 +24,9 @@ from omnibal_ext.reading.files import read_bytes
 
 REMEDY = "download it again, or give another tokenizer"
 MOST_BYTES = 2**26
-"""Of a tokenizer's file: published ones have up to 34 MB."""
+"""Most bytes of a tokenizer's file: published ones have up to 34 MB."""
 BYTES_A_SECOND = 2**23
-"""Of a tokenizer's file, for each of which it may take a second more than `SECONDS`: half of what is usual."""
+"""Bytes of a tokenizer's file for each of which it may take a second more than `SECONDS`: half of what is usual."""
 SAMPLE = 4 * f"{string.printable} Zürich\u0301 \u4e2d\u6587 \u0643\u062a\u0627\u0628 \U0001f642 <|im_start|>user\n"
 """What a tokenizer must encode to be used."""
 
@@ -40,12 +40,12 @@ class TokenizedText(NamedTuple):
 
     @classmethod
     def of(cls, ids: Sequence[int], ranges: Sequence[tuple[int, int]]) -> "TokenizedText":
-        """From ids and their (start, end)."""
+        """Join ids and their (start, end)."""
         bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
         return cls(np.array(ids, dtype=np.int32), bounds[:, 0], bounds[:, 1])
 
     def covers(self, start: int, end: int) -> NDArray[np.bool_]:
-        """Which tokens have a character in [start, end): bool [T].
+        """Return which tokens have a character in [start, end): bool [T].
 
         If a character is several byte tokens, only the last may have its range; the empty ones count at its start.
         """
@@ -85,7 +85,7 @@ class SentencePieceTokenizer:
         self.pad_token_id = max(padding, 0)
 
     def _second_names(self, tokens: Iterable[str]) -> frozenset[str]:
-        """The model file's own names of tokens that the folder renames; in a text they become the same ids.
+        """Return the model file's own names of tokens that the folder renames; in a text they become the same ids.
 
         InternLM2's file, for one, has `[UNUSED_TOKEN_145]` for `<|im_end|>`.
         """
@@ -102,7 +102,7 @@ class SentencePieceTokenizer:
         return self.vocab_size - 1
 
     def encode(self, text: str) -> TokenizedText:
-        """The tokens of `text`, nothing added before or after."""
+        """Encode `text`, nothing added before or after."""
         ids: list[int] = []
         ranges: list[tuple[int, int]] = []
         position = 0
@@ -118,11 +118,11 @@ class SentencePieceTokenizer:
         return TokenizedText.of(ids, ranges)
 
     def token_id(self, token: str) -> int:
-        """The id of a special token."""
+        """Return the id of a special token."""
         return self._special[token]
 
     def vocabulary_hash(self) -> str:
-        """Hash of the file's vocabulary without added tokens, the same for both file formats of one tokenizer."""
+        """Hash the file's vocabulary without added tokens, the same for both file formats of one tokenizer."""
         return _vocabulary_hash((piece, number) for number, piece in enumerate(self._pieces))
 
 
@@ -145,7 +145,7 @@ class HuggingFaceTokenizer:
         self.pad_token_id = self._ids.get(padding, 0)
 
     def encode(self, text: str) -> TokenizedText:
-        """The tokens of `text`, nothing added before or after. Raises `Rejected` (no_tokens) if the library fails."""
+        """Encode `text`, nothing added before or after. Raises `Rejected` (no_tokens) if the library fails."""
         try:
             encoded = self._model.encode(text, add_special_tokens=False)
         except BaseException as error:  # of the file's parts any may fail at any text
@@ -155,16 +155,16 @@ class HuggingFaceTokenizer:
         return TokenizedText.of(encoded.ids, encoded.offsets)
 
     def token_id(self, token: str) -> int:
-        """The id of a special token."""
+        """Return the id of a special token."""
         return self._ids[token]
 
     def vocabulary_hash(self) -> str:
-        """As of the other format."""
+        """Hash the file's vocabulary like `SentencePieceTokenizer.vocabulary_hash`."""
         return _vocabulary_hash(self._model.get_vocab(with_added_tokens=False).items())
 
 
 ChatTokenizer = SentencePieceTokenizer | HuggingFaceTokenizer
-"""Each maps every special token in a text to one id."""
+"""Either tokenizer; each maps every special token in a text to one id."""
 
 
 def _vocabulary_hash(pieces: Iterable[tuple[str, int]]) -> str:
@@ -208,25 +208,25 @@ def _use(path: Path, special_tokens: tuple[str, ...]) -> None:
 
 
 def model_tokenizer(folder: Path) -> Path | None:
-    """The tokenizer file of a model's folder, if there is one."""
+    """Return the tokenizer file of a model's folder, if there is one."""
     files = (folder / name for name in ("tokenizer.json", "tokenizer.model"))
     return next((file for file in files if file.is_file()), None)
 
 
 def declared_tokens(folder: Path) -> dict[str, int]:
-    """Token -> id of what Hugging Face's files in `folder` add to a sentencepiece model."""
+    """Return token -> id of what Hugging Face's files in `folder` add to a sentencepiece model."""
     declared = {token_text(token): int(number) for number, token in _decoder(folder).items()}
     return declared | read_neighbour(folder, ADDED)
 
 
 def _decoder(folder: Path) -> dict[str, Any]:
-    """Id, as text -> token and its flags."""
+    """Return id, as text -> token and its flags."""
     found: dict[str, Any] = read_neighbour(folder, CONFIG).get("added_tokens_decoder", {})
     return found
 
 
 def _ends(folder: Path) -> frozenset[str]:
-    """bos, eos and pad tokens of a folder."""
+    """Return bos, eos and pad tokens of a folder."""
     config = read_neighbour(folder, CONFIG)
     tokens = (token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
     return frozenset(token for token in tokens if token.strip())

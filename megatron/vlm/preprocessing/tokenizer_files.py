@@ -33,12 +33,12 @@ TOKEN_ID = integer(0, 2**24)
 
 
 def token_text(token: Any) -> str:
-    """A token's text; it is stored as text, or as an object with flags."""
+    """Return a token's text; it is stored as text, or as an object with flags."""
     return str((token.get("content") if isinstance(token, dict) else token) or "")
 
 
 def is_special(token: Any) -> bool:
-    """Whether a stored token has that flag."""
+    """Say whether a stored token has that flag."""
     return isinstance(token, dict) and bool(token.get("special"))
 
 
@@ -87,12 +87,12 @@ CHECKS: dict[str, Check[Any]] = {
 
 
 def read_neighbour(folder: Path, name: str) -> dict[str, Any]:
-    """The content of one of `CHECKS`; {} where the folder has none. Raises UserError naming file and field."""
+    """Return the content of one of `CHECKS`; {} where the folder has none. Raises UserError naming file and field."""
     return read_json(folder / name, CHECKS[name], AGAIN) if (folder / name).exists() else {}
 
 
 def template_source(file: Path) -> str:
-    """The chat template in a .jinja or .json file; "": it has none. Raises UserError naming the file."""
+    """Return the chat template in a .jinja or .json file; "": it has none. Raises UserError naming the file."""
     if not file.is_file():
         return ""
     if file.suffix == ".jinja":

@@ -27,7 +27,7 @@ from omnibal_ext.reading.document import decode
 
 
 def tools_of(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The JSON text of each tool of a record. Raises `Rejected` (malformed_line)."""
+    """Return the JSON text of each tool of a record. Raises `Rejected` (malformed_line)."""
     tools = _read("'tools'", record.get("tools") or [])
     if not isinstance(tools, list) or not all(isinstance(tool, dict) and tool for tool in tools):
         raise Rejected("malformed_line", "'tools' is no list of objects, nor its JSON text")
@@ -38,7 +38,7 @@ def tools_of(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def calls_of(value: Any, where: str) -> tuple[Call, ...]:
-    """Tool calls, from an object, a list, or JSON text of either. Raises `Rejected` (malformed_line)."""
+    """Return tool calls, from an object, a list, or JSON text of either. Raises `Rejected` (malformed_line)."""
     said = _read(where, value)
     return tuple(_call(one, where) for one in (said if isinstance(said, list) else [said]))
 

@@ -22,7 +22,7 @@ from omnibal_ext.joining.fields import OF_TOKENS, is_of_media
 Batch = Mapping[str, Any]
 Value = TypeVar("Value")
 Rows = dict[str, tuple[list[int], list[int]]]
-"""By field of images or sounds: which of the samples' rows each of a batch's is, and whose those are."""
+"""Row of the samples that each row of a batch is, and whose those are, by field of images or sounds."""
 ALONG_TOKENS = (*OF_TOKENS, "input_ids", "attention_mask")
 LOSS, LOGITS, GRADIENTS, SEEN = 1e-5, 1e-4, 1e-4, 1e-5
 """What rounding may change, relative to the largest; SEEN: of logits of which no input has changed."""

@@ -65,8 +65,8 @@ def _built(kind: Any, config: Any, folder: Path, seed: int) -> Any:
 
 
 def ready(model: Any) -> Any:
-    """Return the model in fp32, without dropout, and without a cache, as Trainer sets it: with one, packs are not
-    seen."""
+    """Return the model in fp32, without dropout, and without key-value cache, as Trainer sets it: with one,
+    transformers does not look for packs."""
     model.config.use_cache = model.config.get_text_config().use_cache = False
     return model.eval().float()
 
@@ -181,6 +181,6 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
-    """Do the same for a batch [B, T, heads, D], each row a sequence."""
+    """Attend as `flash_attn_varlen_func`, in a batch [B, T, heads, D], each row a sequence."""
     ends, flat = torch.arange(len(q) + 1, dtype=torch.int32) * q.shape[1], [one.flatten(0, 1) for one in (q, k, v)]
     return flash_attn_varlen_func(flat[0], flat[1], flat[2], ends, ends, **how).view_as(q)

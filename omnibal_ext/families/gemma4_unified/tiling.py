@@ -14,7 +14,7 @@ class Gemma4Unified(Gemma4):
     name, read_as, square, usual = "gemma4_unified", "large patches", 1, patches(1, 280)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return the most patches."""
+        """Return the most patches of an image."""
         where, fields, wanted = processor.where, processor.fields, processor.model.vision.patch_size
         usual = {"patch_size": 16, "pooling_kernel_size": 3}
         patch, square = (SIDE(f"{where}: {name}", fields.get(name) or usual[name]) for name in usual)

@@ -10,7 +10,7 @@ from omnibal_ext.families.towers.video_rules import VideoRule
 from omnibal_ext.modalities.vision.tiling import FRAMES
 
 PACES = ((30, 3.0), (300, 1.0), (2400, 0.5))
-"""GLM-4.6V's (length in seconds up to which, steps a second)."""
+"""Pairs (seconds, steps a second) of GLM-4.6V: a video of up to so many seconds is seen at that pace."""
 MOST_BY_LENGTH = 640
 
 

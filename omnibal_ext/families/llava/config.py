@@ -36,7 +36,8 @@ def read_llava(name: str, config: Section) -> Architecture:
 
 
 def read_vip_llava(name: str, config: Section) -> Architecture:
-    """Read ViP-LLaVA: features of several CLIP layers, concatenated, no class token. Raises UserError as above."""
+    """Read ViP-LLaVA: features of several CLIP layers, concatenated, no class token. Raises UserError as
+    `read_llava`."""
     config.must(
         projector_hidden_act="gelu", projector_layernorm_eps=1e-5, vision_feature_select_strategy="default",
         multimodal_projector_bias=True,
@@ -55,7 +56,7 @@ def read_vip_llava(name: str, config: Section) -> Architecture:
 
 
 def read_onevision(name: str, config: Section) -> Architecture:
-    """Read LLaVA-OneVision. Raises UserError as above."""
+    """Read LLaVA-OneVision. Raises UserError as `read_llava`."""
     config.must(
         projector_hidden_act="gelu", vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_9",
         use_image_newline_parameter=True,

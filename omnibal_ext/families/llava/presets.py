@@ -22,9 +22,9 @@ ONEVISION = {
 """Name -> language model, vocabulary size, whether tied. The vocabulary is the language model's and three tokens of its
 own, filled up to a multiple of 64."""
 NEXT_VIDEO = {"llava-next-video-7b": "vicuna-7b", "llava-next-video-7b-32k": "mistral-7b"}
-"""Name -> language model."""
+"""Language model by the preset's name."""
 VIP = {"vip-llava-7b": "vicuna-7b", "vip-llava-13b": "vicuna-13b"}
-"""Name -> language model."""
+"""Language model by the preset's name."""
 IMAGE_TOKEN_IDS = {"vicuna": 32000, "mistral": 32000, "llama3": 128256, "yi": 64000}
 """Id of the image token, which LLaVA added behind the language model's vocabulary."""
 

@@ -15,7 +15,7 @@ VISION, TEXT = "paddleocr_vl_vision", "paddleocr_vl_text"
 OLDER = "paddleocr_vl"
 """Name of the ViT's section in published files."""
 OUTSIDE = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
-"""Fields of the language model that have no default here."""
+"""Fields of the language model without a default here."""
 read_language = partial(read_llama, code=Llama(Rotation(5e5, sections=(16, 24, 24)), bias="use_bias"))
 
 

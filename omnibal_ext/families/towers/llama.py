@@ -71,7 +71,7 @@ class Sizes:
 
 
 def language_sizes(section: Section, head_size: int | None, mixture: bool = False) -> Sizes:
-    """Read the sizes; a `mixture` has experts instead of MLPs. `head_size`: None: hidden size / heads.
+    """Read a language model's sizes; a `mixture` has experts instead of MLPs. `head_size`: None: hidden size / heads.
 
     Raises UserError if the key-value heads do not divide the heads.
     """

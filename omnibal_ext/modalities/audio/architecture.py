@@ -51,28 +51,28 @@ class AudioArchitecture(EncoderArchitecture):
         return 3 if self.channels else 1
 
     def rows(self, frames: int) -> int:
-        """Rows that the encoder's layers see of a sound of `frames` mel frames."""
+        """Return the rows that the encoder's layers see of a sound of `frames` mel frames."""
         whole, rest = divmod(frames, self.chunk)
         return whole * self.halved(self.chunk) + self.halved(rest)
 
     def tokens(self, frames: int) -> int:
-        """LLM tokens of a sound of `frames` mel frames."""
+        """Return the LLM tokens of a sound of `frames` mel frames."""
         rows = self.rows(frames)
         return rows // 2 if self.pooled else rows
 
     def chunks(self, frames: int) -> list[int]:
-        """Mel frames of each chunk of a sound."""
+        """Return the mel frames of each chunk of a sound."""
         whole, rest = divmod(frames, self.chunk)
         return [self.chunk] * whole + ([rest] if rest else [])
 
     def windows(self, frames: int) -> list[int]:
-        """Rows of each group of chunks that attend to each other."""
+        """Return the rows of each group of chunks that attend to each other."""
         rows, most = self.rows(frames), self.halved(self.chunk) * self.chunks_attended
         whole, rest = divmod(rows, most)
         return [most] * whole + ([rest] if rest else [])
 
     def halved(self, frames: int) -> int:
-        """Length along an axis after the convolutions with stride 2."""
+        """Return the length of an axis after the convolutions with stride 2."""
         for _ in range(self.halvings):
             frames = (frames + 1) // 2
         return frames

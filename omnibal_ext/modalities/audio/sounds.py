@@ -20,7 +20,7 @@ class Sound:
     is_video_file: ClassVar[bool] = False
     path: str
     samples: int
-    """Of the whole sound, at the model's rate."""
+    """Samples of the whole sound, at the model's rate."""
     frames: int
     """Mel frames."""
     tokens: int
@@ -28,9 +28,9 @@ class Sound:
     place: Place = ()
     crcs: tuple[int, ...] = ()
     video: int = -1
-    """Of a video's own sound: which of the sample's images it is; -1: a sound alone."""
+    """Number of the sample's image (a video) whose own sound it is; -1: a sound alone."""
     turns: tuple[int, ...] = ()
-    """Of a video's own sound: lengths of alternating runs of the video's tokens and the sound's (`token_turns`)."""
+    """Lengths of alternating runs of a video's tokens and of its own sound's (`token_turns`)."""
 
     @property
     def units(self) -> int:
@@ -66,21 +66,21 @@ class SoundRule(Rule):
         return self.rate, self.window, self.hop, self.longest, one.mel_bins, one.chunk, one.channels, one.pooled
 
     def __str__(self) -> str:
-        """As preprocessing prints it."""
+        """Return the rule as preprocessing prints it."""
         heard = "all of it" if self.longest is None else f"the first {self.longest} seconds"
         return f"{self.rate} samples a second, {self.rate / self.hop:g} frames, {heard}"
 
     def heard(self, samples: int) -> int:
-        """How many of a sound's samples are heard."""
+        """Return how many of a sound's samples are heard."""
         return samples if self.longest is None else min(samples, self.longest * self.rate)
 
     def frames(self, samples: int) -> int:
-        """Mel frames of a sound; 0 if it is too short to have any."""
+        """Return the mel frames of a sound; 0 if it is too short to have any."""
         if self.longest is not None:
             return -(-self.heard(samples) // self.hop)
         return samples // self.hop if samples > self.window // 2 else 0
 
     def tokens(self, samples: int) -> int:
-        """LLM tokens of a sound; 0 if it is too short to be heard."""
+        """Return the LLM tokens of a sound; 0 if it is too short to be heard."""
         frames = self.frames(samples)
         return self.encoder.tokens(frames) if frames else 0

@@ -29,7 +29,7 @@ def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> d
 
 
 def _embed(audio: AudioArchitecture, frames: int) -> Work:
-    """Convolutions with kernels of 3; GELU and the mask of padding each read and write their outputs."""
+    """Count convolutions with kernels of 3; GELU and the mask of padding each read and write their outputs."""
     rows, h = audio.rows(frames), audio.hidden_size
     if c := audio.channels:
         # Of each convolution: the numbers of one row of the encoder that it gives, and its weights.
@@ -52,7 +52,7 @@ def _embed(audio: AudioArchitecture, frames: int) -> Work:
 
 
 def _projector(architecture: "Architecture", audio: AudioArchitecture, frames: int, t: int) -> Work:
-    """A norm, and one matrix or two; every tensor-parallel rank has the inputs and outputs."""
+    """Count a norm, and one matrix or two; every tensor-parallel rank has the inputs and outputs."""
     weights = sum(matrix.weights for matrix in matrices(architecture, 1)["audio_projector"])
     tokens, h, out = max(1, audio.tokens(frames)), audio.hidden_size, architecture.language.hidden_size
     biases = out + h * (not audio.pooled)

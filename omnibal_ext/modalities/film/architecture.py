@@ -64,7 +64,7 @@ class Film:
 
     @property
     def is_video_file(self) -> bool:
-        """It is no list of frames."""
+        """Whether frames of a video file are seen; else it is a list of frames' files."""
         return not self.files
 
     @property
@@ -81,18 +81,18 @@ class FilmRule(Rule):
     side: int
     """Pixels of a tile."""
     tokens: int
-    """Of a frame."""
+    """LLM tokens of a frame."""
     frames: int = 8
     tiling: str = "crop"
     """A key of `families.media.TILINGS`."""
 
     @property
     def decides(self) -> tuple[Any, ...]:
-        """All of it."""
+        """All fields, since all decide units and tokens."""
         return self.side, self.tokens, self.frames, self.tiling
 
     def __str__(self) -> str:
-        """As preprocessing prints it."""
+        """Return the rule as preprocessing prints it."""
         return f"{self.frames} frames of each, spread evenly, {self.tokens} tokens a frame"
 
     def chosen(self, total: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Matrices, work and weights of the layers of an encoder of videos: those of a ViT for tiles.
 
-Its last layer has no weights. The planner counts there what another's projector does with its rows.
+Its last layer has no weights. The planner counts there what another encoder's projector does with its rows.
 """
 
 from collections.abc import Mapping
@@ -41,6 +41,6 @@ def weights(model: "Architecture", kind: str, name: str) -> dict[str, Shape]:
 
 
 def _as_vision(model: "Architecture") -> "Architecture":
-    """The model that sees images as this one sees frames."""
+    """Return the model that sees images as this one sees frames."""
     film = FilmArchitecture.among(model.further)
     return replace(model, vision=film.as_vit, class_token=True, further=())

@@ -28,7 +28,7 @@ class LanguageArchitecture:
     hidden_size: int
     vocab_size: int
     norm_epsilon: float = 1e-5
-    """Of all norms."""
+    """Epsilon of all norms."""
     centred_norms: bool = False
     """Norms multiply by 1 + weight (Gemma)."""
     scaled_words: bool = False
@@ -38,7 +38,7 @@ class LanguageArchitecture:
     logit_cap: float | None = field(default=None, metadata=LATER)
     """Logits x become cap tanh(x / cap)."""
     older: Older | None = None
-    """Of families that are older than lists of layers; None: hashes have the list."""
+    """What hashes of families have that are older than lists of layers; None: hashes have the list."""
 
     @property
     def layers(self) -> int:

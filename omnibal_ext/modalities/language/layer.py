@@ -73,7 +73,7 @@ class LayerInputs:
 
     width: int
     words: int
-    """Rows of each table."""
+    """Rows of each embedding table."""
     blank: int
     """Token id that replaces image tokens in the tables; its row is not trained."""
 

@@ -66,7 +66,7 @@ def _linear_attention(width: int, linear: LinearAttention, ranks: int) -> tuple[
 
 
 def _experts(width: int, inner: int, experts: Experts) -> tuple[Matrix, ...]:
-    """Experts, their router, and the perceptrons that all tokens go through."""
+    """Return the matrices of experts, their router, and the perceptrons that all tokens go through."""
     return (
         *perceptron("mlp.experts.experts.", width, inner, experts=experts.count, chosen=experts.chosen),
         Matrix("mlp.router", experts.count, width),
@@ -77,7 +77,7 @@ def _experts(width: int, inner: int, experts: Experts) -> tuple[Matrix, ...]:
 
 
 def _layer_inputs(width: int, inputs: LayerInputs | None) -> tuple[Matrix, ...]:
-    """Matrices of per-layer inputs."""
+    """Return the matrices of per-layer inputs."""
     if inputs is None:
         return ()
     return (

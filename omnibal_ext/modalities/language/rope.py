@@ -44,7 +44,7 @@ class Rope:
     """RoPE of one layer's attention."""
 
     theta: float = 1e6
-    """Its base."""
+    """Base of the frequencies."""
     scaling: RopeScaling | None = None
     sections: tuple[int, ...] = ()
     """Numbers of frequencies for time, row and column (M-RoPE); (): all for the position in the sequence."""

@@ -1,4 +1,4 @@
-"""Counts the work of the language model's layers: layers are attention or linear attention, then an MLP or experts."""
+"""Counts the work of the language model's layers: attention or linear attention, then an MLP or experts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,22 +37,22 @@ class Mixer:
     moved: int
     """Numbers that elementwise operations read and write, forward."""
     operations: int
-    """Of the forward, besides its matrices."""
+    """Operations of the forward besides its matrices."""
     per_square: int = 0
-    """The same, times a sample's length squared."""
+    """Operations of the forward times a sample's length squared."""
     score_bytes: int = 0
     """Times a sample's length squared, see `Work`."""
     exchanged: int = 0
     """Numbers sent to other ranks of a team and back, for a token of a cut sample."""
     exchanged_keys: int = 0
-    """Of these, keys and values."""
+    """Part of `exchanged`: keys and values."""
     key_groups: int = 0
     states: float = 0.0
     """Forward operations of linear attention as a recurrence: read the state by key, update it, read it by query."""
 
 
 def attention(mixer: Attention, t: int) -> Mixer:
-    """Softmax attention, its heads padded to divide over `t` tensor-parallel ranks."""
+    """Count softmax attention, its heads padded to divide over `t` tensor-parallel ranks."""
     groups = mixer.groups_over(t)
     heads = groups * (mixer.heads // mixer.kv_heads) * mixer.head_dim
     gates, projected = heads * mixer.output_gate, 0
@@ -80,7 +80,7 @@ def attention(mixer: Attention, t: int) -> Mixer:
 
 
 def linear_attention(linear: LinearAttention, t: int) -> Mixer:
-    """Gated DeltaNet by flash-linear-attention's kernels, its groups padded to divide over `t` tensor-parallel ranks.
+    """Count Gated DeltaNet by flash-linear-attention's kernels, its groups padded to divide over `t` ranks.
 
     Operations in a chunk: K K^T, Q K^T, the triangular system and products with its solution. On the state: reads by
     keys and queries, and the update.

@@ -54,7 +54,7 @@ class NativeResolution:
     positions_per_second: float | None = None
     """Temporal M-RoPE positions per second of video; None: one per temporal patch."""
     clock: VideoClock | None = field(default=None, metadata=UNPRICED)
-    """Of videos that may be heard too; None: `positions_per_second` decides."""
+    """Clock of videos that may be heard too; None: `positions_per_second` decides."""
 
     @property
     def around(self) -> int:
@@ -158,5 +158,5 @@ class VisionArchitecture:
         return self.patches + (self.class_token and self.native is None)
 
     def rows(self, tiles: int) -> int:
-        """Rows that the ViT's layers see of so many tiles."""
+        """Return the rows that the ViT's layers see of so many tiles."""
         return tiles * self.tokens_per_tile

@@ -22,7 +22,7 @@ class FeatureOrder:
         return len(self.sources)
 
     def as_means(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Sources and weights as [tokens, 4] in any case."""
+        """Return sources and weights as [tokens, 4], also where every token is one feature."""
         if self.weights is not None:
             return self.sources, self.weights
         weights = np.zeros((len(self), 4), np.float32)
@@ -31,7 +31,7 @@ class FeatureOrder:
 
 
 def joined_orders(images: Iterable[tuple[int, FeatureOrder]]) -> FeatureOrder:
-    """One order for several images, given as (number of features, order) each."""
+    """Join the orders of several images, given as (number of features, order) each, to one."""
     moved, offset = [FeatureOrder(np.empty(0, dtype=np.int64))], 0
     for features, order in images:
         moved.append(replace(order, sources=np.where(order.sources == NEWLINE, NEWLINE, order.sources + offset)))

@@ -27,8 +27,8 @@ def _layer(model: "Architecture", ranks: int, stored: Stored) -> tuple[Matrix, .
 
 
 def _projector(model: "Architecture") -> tuple[Matrix, ...]:
-    """No adapters: matrices that merge patches, the one that follows in "gated", and the only matrix after pooling or
-    a norm without a weight."""
+    """Return the projector's matrices. No adapters have matrices that merge patches, the one that follows in "gated",
+    and the only matrix after pooling or a norm without a weight."""
     out, joined, width = model.language.hidden_size, model.joined_width, model.vision.hidden_size
     if model.pools or model.merger == "normed":
         return (Matrix("linear", out, joined, is_adaptable=False),)

@@ -16,4 +16,4 @@ NORMALIZATIONS = {
     "half": Normalization((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),  # Qwen3-VL's
     "unit": Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),  # as they are (Gemma 4 without towers)
 }
-"""By the names in dataset manifests."""
+"""Normalisations by the names in dataset manifests."""

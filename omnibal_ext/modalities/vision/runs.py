@@ -1,4 +1,4 @@
-"""Where the tokens of an image are."""
+"""Places of an image's tokens."""
 
 from dataclasses import dataclass
 

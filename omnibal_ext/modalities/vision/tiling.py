@@ -40,11 +40,11 @@ class VideoFrames:
     """The sampled frames of a video, FRAMES a step; a missing one repeats the last."""
 
     frames: tuple[int, ...]
-    """Their numbers in the video."""
+    """Numbers in the video of the frames."""
     times: tuple[float, ...]
     """Seconds of each step: the mean of its frames' times, or the first one's (GLM-V)."""
     seconds: float
-    """Between two steps."""
+    """Seconds between two steps."""
     apart: bool
     """Each step has a run of tokens of its own, after its time."""
     files: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class TiledImage:
         return self.film is not None and not self.film.files
 
     def at_steps(self, chosen: Sequence[int]) -> "TiledImage":
-        """The video with only these steps, ascending; an image unchanged."""
+        """Return the video with only these steps, ascending; an image unchanged."""
         if self.film is None:
             return self
         frames = [frame for step in chosen for frame in range(FRAMES * step, FRAMES * (step + 1))]
@@ -118,11 +118,11 @@ class Processor:
     model: "Architecture"
 
     def fault(self, text: str) -> UserError:
-        """What is wrong with the file."""
+        """Return an error that says what is wrong with the file."""
         return UserError(f"{self.where}: {text}")
 
     def limit(self, edge: str, field: str = "size") -> int | None:
-        """The length that a field has for an edge; None: none."""
+        """Return the length that a field has for an edge; None: none."""
         size = self.fields.get(field)
         return size.get(edge) if isinstance(size, Mapping) else None
 
@@ -134,17 +134,17 @@ class TilingRule(ABC):
     """
 
     name: str
-    """In manifests, flags and `PromptFormat.tiling`."""
+    """Name in manifests, flags and `PromptFormat.tiling`."""
     read_as = "tiles"
     """Rules that are equal in it can replace each other: a model reads alike what they make."""
     native = False
-    """At native resolution: a tile is a patch, and there is no thumbnail."""
+    """Whether a tile is a patch (native resolution), and there is no thumbnail."""
     square = 1
     """Tiles a side of the squares by which they are ordered."""
     per_image = False
     """Limits of tiles are an image's, not a conversation's."""
     grids: tuple[Grid, ...] = ()
-    """Of the model, which joins tiles to one picture and derives an image's grid from its size; (): it does not."""
+    """Grids of a model that joins tiles to one picture and derives an image's grid from its size; (): it does not."""
     always_thumbnail = False
     needs_image_starts = False
     """The model must know where each image's tokens begin."""
@@ -165,15 +165,15 @@ class TilingRule(ABC):
 
     @abstractmethod
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Columns and rows of an image of so many pixels, of `least` to `most` tiles. Raises `Rejected`."""
+        """Choose the columns and rows of an image of so many pixels, of `least` to `most` tiles. Raises `Rejected`."""
 
     def layout(self, size: tuple[int, int], images: int, tile_size: int, least: int, most: int) -> tuple[Grid, bool]:
-        """The grid of one of a conversation's `images`, and whether it may have a thumbnail."""
+        """Return the grid of one of a conversation's `images`, and whether it may have a thumbnail."""
         columns, rows = grid = self.grid(*size, tile_size, least, most)
         return grid, columns * rows > 1
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """An RGB image at (width, height) of its grid."""
+        """Resize an RGB image to (width, height) of its grid."""
         return image.resize(size, self.resampling)
 
     def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
@@ -188,15 +188,15 @@ class TilingRule(ABC):
         return np.concatenate([tiles, thumbnail[None]])
 
     def runs(self, image: TiledImage) -> TokenRuns:
-        """The runs of tokens of an image or video, all of the same length."""
+        """Return the runs of tokens of an image or video, all of the same length."""
         return TokenRuns(len(image.grids))
 
     def order(self, image: TiledImage, tokens_per_tile: float) -> FeatureOrder:
-        """Which of its tiles' features each of an image's tokens is. Raises UserError where it cannot be known."""
+        """Return which of its tiles' features each of an image's tokens is. Raises UserError if it is not known."""
         return FeatureOrder(np.arange(int(image.tiles * tokens_per_tile)))
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Flags of preprocessing that a folder's processor sets. Raises UserError naming a field that is not supported.
+        """Return flags of preprocessing that a folder's processor sets. Raises UserError naming an unsupported field.
 
         As it stands: limits of tiles, in transformers' InternVL processor.
         """
@@ -204,13 +204,13 @@ class TilingRule(ABC):
         return {flag: value for field, flag in flags.items() if (value := processor.fields.get(field))}
 
     def own_flags(self, config: Fields) -> dict[str, Any]:
-        """Flags of preprocessing that the folder's config.json sets."""
+        """Return the flags of preprocessing that the folder's config.json sets."""
         return {}
 
 
 class OneTile(TilingRule):
-    """Stretched to one tile."""
+    """Rule that stretches an image to one tile."""
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """One tile."""
+        """Return the grid of one tile."""
         return (1, 1)

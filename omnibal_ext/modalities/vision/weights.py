@@ -55,7 +55,7 @@ def _layer(model: "Architecture") -> dict[str, Shape]:
 
 
 def _projector(model: "Architecture") -> dict[str, Shape]:
-    """Norms, as wide as their input."""
+    """Return norms, as wide as their input, and after pooling shift and scale."""
     width, out, joined = model.vision.hidden_size, model.language.hidden_size, model.joined_width
     if model.vision.native is None:
         return norm("vision_norm", width) | norm("norm", joined)

@@ -90,7 +90,7 @@ def _projector(architecture: "Architecture", tiles: int, t: int) -> Work:
 
 
 def _plain(architecture: "Architecture") -> _Numbers:
-    """A norm, and one matrix or two."""
+    """Count a norm, and one matrix or two."""
     joined, out = architecture.joined_width, architecture.language.hidden_size
     native = architecture.vision.native is not None
     into = joined * (1 + (architecture.projector_norm or native))
@@ -101,13 +101,13 @@ def _plain(architecture: "Architecture") -> _Numbers:
 
 
 def _matrix(architecture: "Architecture") -> _Numbers:
-    """A norm, a matrix that merges a square of patches into one patch, an MLP of two layers."""
+    """Count a norm, a matrix that merges a square of patches into one patch, and an MLP of two layers."""
     joined, out, width = architecture.joined_width, architecture.language.hidden_size, architecture.vision.hidden_size
     return _Numbers(2 * joined + width, 2 * out, joined + width + out, width + 2 * out, joined)
 
 
 def _gated(architecture: "Architecture") -> _Numbers:
-    """After the ViT's norm a matrix that merges a square into one token, a matrix, a norm, GELU, a gated MLP."""
+    """Count, after the ViT's norm, a matrix that merges a square, a matrix, a norm, GELU and a gated MLP."""
     joined, out, inner = architecture.joined_width, architecture.language.hidden_size, architecture.merger_width
     kept, late = (joined + 4 * out, 3 * inner), (joined + 3 * out, 2 * out + 3 * inner)
     return _Numbers(*kept, *late, joined + out)

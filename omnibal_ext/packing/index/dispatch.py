@@ -31,7 +31,8 @@ class PackStream:
     def __init__(
         self, index: PackedIndex, data_parallel_size: int, micro_batches: int, last_iteration: str | None = None
     ) -> None:
-        """`last_iteration`: by default the index's. Raises UserError if the index has another global batch."""
+        """Read an index for these ranks; `last_iteration`: None: the index's. Raises UserError for another global
+        batch."""
         if data_parallel_size < 1 or micro_batches < 1:
             raise UserError(
                 f"data-parallel size {data_parallel_size} x micro-batches {micro_batches}: both must be 1 or more"

@@ -33,13 +33,8 @@ class EpochOrder:
         complete_iterations: bool,
         epoch_parts: Sequence[Sequence[int]] = (),
     ) -> None:
-        """With `complete_iterations` an epoch's last iteration is filled with `EMPTY_PACK`.
-
-        Args:
-            epoch_packs: packs of each stored epoch, all above 0.
-            epoch_parts: number of groups in each sub-epoch of each stored epoch; groups are shuffled within a
-                sub-epoch, and those beyond the sum stay last. Empty: a stored epoch is one sub-epoch.
-        """
+        """Order the packs of epochs, so many in each; `complete_iterations`: the last iteration is filled with
+        `EMPTY_PACK`."""
         self.global_batch = global_batch
         self.ends = np.cumsum([0, *epoch_packs])
         self._seed = seed

@@ -127,7 +127,7 @@ class PackedIndex:
         return tuple(self.manifest.get("widths", (1,)))
 
     def width(self, pack: int) -> int:
-        """Neighbouring data-parallel ranks that run a pack together."""
+        """Return how many neighbouring data-parallel ranks run a pack together."""
         return 1 if self.wide is None else int(self.wide.pack_widths[pack])
 
     @property

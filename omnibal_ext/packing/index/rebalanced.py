@@ -61,7 +61,7 @@ class RankLayout(NamedTuple):
     last_iteration: str
 
     def path(self, index: PackedIndex) -> Path:
-        """File of an index with the order for these ranks."""
+        """Return the file of an index with the order for these ranks."""
         return index.folder / f"levelled-{self.data_parallel_size}x{self.micro_batches}-{self.last_iteration}.npy"
 
 

@@ -30,7 +30,7 @@ class PackBatchSampler:
     def __init__(
         self, index: PackedIndex, data_parallel_size: int, rank: int | None = None, micro_batches: int | None = None
     ) -> None:
-        """Raises UserError if the index was packed for another global batch."""
+        """Read an index for these ranks. Raises UserError if it was packed for another global batch."""
         if micro_batches is None:
             micro_batches = max(1, index.global_batch // max(1, data_parallel_size))
         if rank is not None and not 0 <= rank < data_parallel_size:
@@ -48,7 +48,7 @@ class PackBatchSampler:
         self._step = 0
 
     def __len__(self) -> int:
-        """Packs yielded in the current epoch."""
+        """Count the packs yielded in the current epoch."""
         epoch = self._stream.epoch_of(self._step)
         return (self._stream.first_iteration(epoch + 1) - self._stream.first_iteration(epoch)) * self._packs_a_step
 
@@ -81,7 +81,7 @@ class PackBatchSampler:
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a position."""
+        """Continue at the position of a saved state."""
         self._step = int(state["step"])
 
 

@@ -84,18 +84,18 @@ class Summary:
     wait: float
     """Fraction of device time spent waiting for the slowest rank in each part of the model (`PackCosts`)."""
     wait_last: float
-    """The same for the epoch's last iteration."""
+    """Share of time waited in the epoch's last iteration."""
     spread_sizes: float
     """Spread (standard deviation over iterations) of sizes and supervised tokens, divided by that of a random order of
     samples: the largest of these ratios."""
     spread_sources: float
-    """The same for numbers of samples by source, and of text-only ones."""
+    """Spread, as `spread_sizes`, of numbers of samples by source, and of text-only ones."""
     spread_most: str
     """The size or source of the largest of all these ratios."""
     kinds_missing: float
     """Fraction of iterations without any sample of one kind (text-only, with images, a source): that missing most."""
     kinds_missing_random: float
-    """The same, expected in a random order of samples."""
+    """Share `kinds_missing` as expected in a random order of samples."""
     seconds: float
     samples_per_second: float
     compile_seconds: float
@@ -103,7 +103,7 @@ class Summary:
     rejected_by_reason: dict[str, int]
     sources: list[dict[str, Any]]
     further: dict[Modality, FurtherSize] = field(default_factory=dict)
-    """Of modalities whose budgets are not in every index."""
+    """Figures of modalities whose budgets are not in every index."""
 
     def to_record(self) -> dict[str, Any]:
         """Return what `--json` prints: all figures by name; 0 of modalities that the corpus has none of."""
@@ -218,7 +218,7 @@ def _measured(index: PackedIndex, stream: PackStream) -> tuple[Floats, Floats, F
 
 
 def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, stream: PackStream) -> dict[str, Any]:
-    """Return the fields `spread_*` and `kinds_*`, from complete iterations; of more than `MOST_PACKS` from some."""
+    """Return `spread_*` and `kinds_*` of complete iterations, or beyond `MOST_PACKS` packs of some."""
     count, samples, total = len(packs), len(packs.sample_ids), stream.iterations_per_epoch
     runs, batch = [(0, total)], index.global_batch if index.wide is None else count / total
     if in_part := count > MOST_PACKS and index.wide is None:

@@ -80,11 +80,11 @@ class Answer:
     sample: int
     source: str
     row: int
-    """Of the sample in its source, counted from 0."""
+    """Row of the sample in its source, counted from 0."""
     sizes: dict[str, int]
     """The sample's own; empty if they are not known."""
     packs: list[PlacedPack]
-    """In order of dispatch; several where an epoch repeats the sample, or the index stores several epochs."""
+    """Packs in order of dispatch; several where an epoch repeats the sample, or the index stores several epochs."""
     left_out: str
     """Why it is in no pack; empty if it is in one."""
 

@@ -46,7 +46,7 @@ class _Segments(NamedTuple):
 
 
 def worth_equalizing(packs: PackList, effort: float) -> bool:
-    """Whether there are two packs, and `effort` (nominal seconds) suffices for every pack."""
+    """Say whether there are two packs, and `effort` (nominal seconds) suffices for every pack."""
     return len(packs) > 1 and effort * STEPS_A_SECOND >= LEAST_STEPS * len(packs)
 
 
@@ -239,7 +239,7 @@ def _list_segments(
 
 @numba.njit(cache=True)
 def _sort(numbers: Ints, values: Ints) -> None:
-    """Insertion sort of `numbers` in place, ascending by `values[number]`."""
+    """Sort `numbers` in place by insertion, ascending by `values[number]`."""
     for end in range(len(numbers)):
         number, position = numbers[end], end
         while position > 0 and values[numbers[position - 1]] > values[number]:

@@ -19,7 +19,7 @@ def lower_bound_packs(sizes: Sizes, budgets: Budgets) -> int:
 
 
 def fewest_packs(units: Mapping[Size, int], budgets: Budgets) -> int:
-    """Return the same of all samples' units, by size."""
+    """Return the fewest packs that budgets allow, by the units of all samples together."""
     return max(-(-units[size] // budget) for size, budget in budgets.items() if budget)
 
 
@@ -57,6 +57,6 @@ def wait(seconds: NDArray[np.float64]) -> float:
 
 
 def wait_of(fullest: NDArray[np.float64], mean: NDArray[np.float64]) -> float:
-    """Return the same for the seconds of the fullest and of the mean rank of each part, [I, parts]."""
+    """Return the share of time waited, by seconds [I, parts] of the fullest and of the mean rank of each part."""
     busy = float(fullest.sum())
     return 1.0 - float(mean.sum()) / busy if busy > 0 else 0.0

@@ -18,7 +18,7 @@ class Features:
     """Features of packs whose sums should be equal over iterations."""
 
     values: Floats
-    """[P, F]"""
+    """Values [P, F] of packs."""
     sizes: int
     """Number of features that are sizes (the first ones); the others count text-only samples and sources."""
     names: list[str]  # of the features after the loads of packs

@@ -18,7 +18,7 @@ class Pool:
     """Short samples in the order in which they are taken."""
 
     def __init__(self, samples: Ints, sizes: Ints, seconds: Floats) -> None:
-        """Number [N], budgeted sizes [N, K] and seconds [N] of each sample."""
+        """Take number [N], budgeted sizes [N, K] and seconds [N] of each sample."""
         self.samples, self.sizes, self.seconds = samples.copy(), sizes.copy(), seconds.copy()
         self.taken = 0
 

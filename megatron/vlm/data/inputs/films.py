@@ -71,7 +71,7 @@ class FilmReader(InputReader):
         return {"pixel_values_videos": pixels.unflatten(0, (-1, self.rule.frames))}
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Images:
-        """Return the number of frames of each video."""
+        """Return media that know the number of frames of each video."""
         return Images(self.pieces(samples))
 
     def pieces(self, samples: Sequence[Sample]) -> Pieces:

@@ -19,17 +19,17 @@ MEASURES: Mapping[Kind, Callable[[LineMedia, Any], Measured]] = {
     SOUNDS: sounds.sound,
     FILMS: films.film,
 }
-"""From a line and what it names. All raise `Rejected`."""
+"""Measures by kind: from a line and what it names. All raise `Rejected`."""
 
 
 @dataclass(frozen=True)
 class RuleReader:
-    """Where the `Rule` of a modality comes from, for a model with an encoder of it."""
+    """Origins of the `Rule` of a modality, for a model with an encoder of it."""
 
     of_model: Callable[[Architecture], Rule]
     in_folder: Callable[[Path, Any], tuple[Rule, str]]
-    """From the model's folder and that rule: the rule, and the file that says it. Raises UserError naming a field that
-    is not supported."""
+    """Function from the model's folder and that rule to the rule, and the file that says it. Raises UserError naming a
+    field that is not supported."""
 
 
 RULES: Mapping[Modality, RuleReader] = {

@@ -18,7 +18,7 @@ from omnibal_ext.reading.checks import shown
 from omnibal_ext.reading.fields import Fields
 
 FIELDS = {"sampling_rate": "rate", "n_fft": "window", "hop_length": "hop"}
-"""Of a feature extractor -> of a `SoundRule`."""
+"""Fields of a feature extractor -> of a `SoundRule`."""
 NO_NOISE = {"dither": 0.0, "padding_value": 0.0, "do_normalize": False}
 
 
