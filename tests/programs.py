@@ -36,7 +36,7 @@ PLAIN, ENGINE = "tests.forkserver", "tests.engine.forkserver"
 CARDS, ENGINE_CARDS = "tests.cards.forkserver", "tests.cards.forkserver with engine"
 """The same two with GPUs."""
 FOLDERS = {ENGINE: ("tests/engine",), CARDS: ("tests",), ENGINE_CARDS: ("tests", "tests/engine")}
-"""What is on Python's path there, beside the project."""
+"""What is on Python's path there, before the project."""
 
 
 owner = os.getpid()
@@ -53,7 +53,7 @@ def fork_server(module: str) -> Path:
             return path
         # By its path: as a module, `tests` would come before it, and Megatron before what it stands in for.
         command = [sys.executable, "-P", "-W", "ignore", f"{module.partition(' ')[0].replace('.', '/')}.py"]
-        folders = [*PATH, *(str(ROOT / folder) for folder in FOLDERS.get(module, ()))]
+        folders = [*(str(ROOT / folder) for folder in FOLDERS.get(module, ())), *PATH]
         found = environment(module, PYTHONPATH=os.pathsep.join(folders))
         if module == PLAIN and "WARM_PYTHON" in os.environ:  # we are a fork ourselves: so can the server be
             command = [str(ROOT / "tests/warm_python.py"), command[-1]]
@@ -126,16 +126,18 @@ def run_alone(module: str, *arguments: object) -> subprocess.CompletedProcess[st
     return subprocess.CompletedProcess([module, *words], codes[0], stdout[0], stderr[0])
 
 
-def run_tool(name: str, *arguments: object, room: str = "tools") -> subprocess.CompletedProcess[str]:
+def run_tool(
+    name: str, *arguments: object, room: str = "tools", server: str = PLAIN
+) -> subprocess.CompletedProcess[str]:
     """Run `python tools/name`, or of another `room`, in a process of its own that has the imports behind it."""
     path, words = str(ROOT / room / name), [str(argument) for argument in arguments]
-    codes, stdout, stderr = _run(path, words, [environment()], TIME_LIMIT)
+    codes, stdout, stderr = _run(path, words, [environment(server)], TIME_LIMIT, server)
     return subprocess.CompletedProcess([path, *words], codes[0], stdout[0], stderr[0])
 
 
-def tool(name: str, *arguments: object, room: str = "tools", check: bool = True) -> subprocess.CompletedProcess[str]:
+def tool(name: str, *arguments: object, check: bool = True, **where: str) -> subprocess.CompletedProcess[str]:
     """`run_tool`, and it must end well."""
-    done = run_tool(name, *arguments, room=room)
+    done = run_tool(name, *arguments, **where)
     assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done
 

@@ -1,10 +1,7 @@
 """A modality that is made up, tables of numbers, is new files (`tests/made_up`) and registries' lines: nothing else."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,7 @@ import torch
 
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
-from tests.programs import ROOT, tool
+from tests.programs import FOLDERS, PLAIN, ROOT, tool
 from tests.system.families import build
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -74,7 +71,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the product with the modality in it."""
     tree = tmp_path_factory.mktemp("tree")
     for room in ("omnibal_ext", "megatron", "tools"):
-        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
+        # With what is compiled of it, but not what another process is writing.
+        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("*.pyc.*", "*.tmp.*"))
     shutil.copytree(ROOT / "tests/made_up", tree, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name, (old, new) in LINES.items():
         text = (tree / name).read_text()
@@ -129,14 +127,11 @@ def made_weights(out: int) -> dict[str, torch.Tensor]:
     return found | {f"table_tower.{name}.bias": torch.randn(width) * 0.1 for name in norms}
 
 
-def run(tree: Path, *words: object) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CI": "1"}
-    done = subprocess.run(
-        [sys.executable, tree / "tools" / str(words[0]), *map(str, words[1:])], cwd=tree, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert not done.returncode, done.stderr[-4000:] + done.stdout[-4000:]
-    return done.stdout
+def run(tree: Path, name: str, *words: object) -> None:
+    """A tool of the tree, in a fork of a process that has imported the tree."""
+    server = f"{PLAIN} with tables"
+    FOLDERS[server] = (str(tree),)
+    tool(name, *words, room=str(tree / "tools"), server=server)
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +140,8 @@ def packed(tree: Path, model: Path) -> Path:
     inputs = ("--input", model / "demo/train.jsonl", model / "tables.jsonl", "--model", model / "model")
     run(tree, "preprocess_data.py", *inputs, "--output-dir", model / "data")
     budgets = ("--vit-budget", 6, "--llm-budget", 400, "--table-budget", 32, "--micro-batches", 2)
-    run(
-        tree,
-        "pack_data.py",
-        "--data",
-        model / "data",
-        "--output-dir",
-        model / "packs",
-        "--model",
-        model / "model",
-        *budgets,
-    )
+    output = ("--output-dir", model / "packs", "--model", model / "model")
+    run(tree, "pack_data.py", "--data", model / "data", *output, *budgets)
     return model
 
 
