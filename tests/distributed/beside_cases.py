@@ -178,17 +178,17 @@ def questions(seed: int, count: int, models: Sequence[str] = MODELS) -> list[Que
 
 
 LAUNCHES = {
-    "one rank": Launch(1, 1, 1, seed=41, count=10, hearing=4, filming=4),
+    "one rank": Launch(1, 1, 1, seed=41, count=5, hearing=2, filming=2),
     "pipeline": Launch(2, 1, 2, seed=42, count=12, hearing=8, is_long=True),
     "tensor": Launch(2, 2, 1, seed=43, count=12, hearing=8, is_long=True),
     "data": Launch(2, 1, 1, seed=44, count=10, is_long=True),
-    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=7, layerless=2, hearing=6, filming=6),
+    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=4, layerless=1, hearing=3, filming=3),
     "data and pipeline": Launch(4, 1, 2, seed=46, count=8, hearing=6, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=47, count=14, hearing=8, is_long=True),
-    "data and tensor": Launch(4, 2, 1, seed=48, count=6, hearing=4, filming=4),
+    "data and tensor": Launch(4, 2, 1, seed=48, count=3, hearing=2, filming=2),
 }
 LAUNCHES |= {
-    f"{name}, more": replace(launch, seed=launch.seed + 200, count=2 * launch.count, is_long=True)
-    for name, launch in LAUNCHES.items()
-    if not launch.is_long and launch.tensor > 1
+    f"{name}, more": replace(one, seed=one.seed + 200, count=4 * one.count, hearing=2 * one.hearing, is_long=True)
+    for name, one in LAUNCHES.items()
+    if not one.is_long
 }

@@ -28,7 +28,7 @@ from tests.distributed import beside, beside_cases, cases, harness
 ITERATION = 4
 """The last of two: a tower that runs ahead has encoded its images in the one before."""
 FROZEN = ("vit", "projector")
-PACKS = 4
+PACKS = 2
 
 
 @dataclass(frozen=True)

@@ -220,20 +220,20 @@ class Launch:
 
 
 LAUNCHES = {
-    "one rank": Launch(1, 1, 1, seed=0, count=8, adapted=2),
-    "pipeline": Launch(2, 1, 2, seed=175, count=15, adapted=5, layerless=5, hearing=8, filming=8),
+    "one rank": Launch(1, 1, 1, seed=0, count=5, adapted=2),
+    "pipeline": Launch(2, 1, 2, seed=175, count=8, adapted=3, layerless=2, hearing=3, filming=3),
     "tensor": Launch(2, 2, 1, seed=5, count=10, adapted=4, is_long=True),
     "data": Launch(2, 1, 1, seed=3, count=10, experts=2, dealt=3, is_long=True),
-    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=8, adapted=2, layerless=2, hearing=4, filming=6),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=4, adapted=2, layerless=1, hearing=2, filming=2),
     "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6, hearing=8, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=167, count=16, hearing=12, is_long=True),
-    "data and tensor": Launch(4, 2, 1, seed=7, count=5, experts=4, dealt=2),
-    "Transformer Engine": Launch(4, 2, 2, seed=8, count=8, server=ENGINE, adapted=2),
+    "data and tensor": Launch(4, 2, 1, seed=7, count=3, experts=4, dealt=2),
+    "Transformer Engine": Launch(4, 2, 2, seed=8, count=4, server=ENGINE, adapted=1),
 }
 STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4, is_long=True),
     "three ranks": Launch(3, 1, 3, seed=22, count=16, is_long=True),
-    "four ranks": Launch(4, 1, 4, seed=23, count=16, hearing=6, filming=6),
+    "four ranks": Launch(4, 1, 4, seed=23, count=16, hearing=2, filming=2),
     "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=3, is_long=True),
     "pipelines of two": Launch(4, 2, 2, seed=20, count=16, is_long=True),
     "teams": Launch(4, 1, 2, seed=34, count=16, experts=2, dealt=2, wide=True),
@@ -242,21 +242,21 @@ STRICT = {
 TEAMS = {
     "teams": Launch(4, 1, 1, seed=31, count=9, experts=2, dealt=2, wide=True),
     "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, layerless=4, wide=True, is_long=True),
-    "teams and tensor": Launch(4, 2, 1, seed=33, count=6, wide=True),
+    "teams and tensor": Launch(4, 2, 1, seed=33, count=4, wide=True),
 }
 """Launches whose packs are run by several ranks together."""
 TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=5, questions=8, is_long=True),
-    "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
+    "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8, is_long=True),
     "data": Launch(2, 1, 1, seed=22, count=3, questions=8, experts=2, dealt=2, adapted=2),
     "data and pipeline": Launch(4, 1, 2, seed=22, count=4, questions=8, adapted=1, hearing=2, filming=1),
     "data in teams": Launch(4, 1, 2, seed=24, count=4, questions=8, wide=True),
 }
 """Launches that take optimizer steps."""
 LAUNCHES |= {
-    f"{name}, more": replace(launch, seed=launch.seed + 200, count=2 * launch.count, is_long=True)
-    for name, launch in LAUNCHES.items()
-    if not launch.is_long and launch.tensor > 1
+    f"{name}, more": replace(one, seed=one.seed + 200, count=4 * one.count, hearing=2 * one.hearing, is_long=True)
+    for name, one in LAUNCHES.items()
+    if not one.is_long
 }
 
 
