@@ -10,6 +10,7 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import training_intervals
 from tests.demo import demo_dataset, demo_packs
+from tests.long import short
 from tests.programs import CARDS, PLAIN, run_ranks
 
 pytestmark = pytest.mark.starts
@@ -39,13 +40,16 @@ def train(folder: Path, run: str, machine: str, iterations: int, *flags: str) ->
     return training_intervals(metrics)
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "flags"),
-    [(PLAIN, CARDS, SHARDED), (CARDS, PLAIN, SHARDED), (PLAIN, CARDS, TENSOR), (CARDS, PLAIN, (*TENSOR, *SHARDED))],
-    ids=["to GPUs, sharded", "from GPUs, sharded", "to GPUs, tensor parallel", "from GPUs, tensor parallel"],
-)
-def test_a_run_goes_on_with_the_other_kernels(folder: Path, first: str, then: str, flags: tuple[str, ...]) -> None:
+WAYS = {
+    "to GPUs, sharded": (PLAIN, CARDS, SHARDED), "from GPUs, sharded": (CARDS, PLAIN, SHARDED),
+    "to GPUs, split": (PLAIN, CARDS, TENSOR), "from GPUs, split": (CARDS, PLAIN, (*TENSOR, *SHARDED)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", short(WAYS, ["to GPUs, sharded", "from GPUs, split"]))
+def test_a_run_goes_on_with_the_other_kernels(folder: Path, way: str) -> None:
     """To 1e-6: a count of steps that was lost, or taken from elsewhere, would show in the first step after."""
+    first, then, flags = WAYS[way]
     name = f"{first[-5:]} {then[-5:]} {len(flags)}"
     saves = ("--save", str(folder / name), "--save-interval", "2", *flags)
     whole = train(folder, f"whole {name}", first, 4, "--from-scratch", *saves)
