@@ -17,7 +17,8 @@ pytest.importorskip("av")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.starts
 LINKS = {"film=beside,vision=cut": "patch_embed", "beside": "word_embed"}
-STEPS = 12
+STEPS, FEW = 12, 4
+"""Of the run whose losses fall, and of those that are compared with it."""
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +49,16 @@ def words(folder: Path, run: str, ranks: int, plan: tuple[object, ...]) -> tuple
     return (*said, "--nproc-per-node", ranks, "--pipeline-model-parallel-size", ranks)
 
 
-def losses(folder: Path, run: str, ranks: int, plan: tuple[object, ...]) -> list[float]:
+def losses(folder: Path, run: str, ranks: int, plan: tuple[object, ...], steps: int = FEW) -> list[float]:
     """Of a run over the packs that are there."""
     made = ("--data", folder / "prepared/data", "--packs", folder / "prepared/packs-by-size", "--no-logit-check")
-    trainer = ("--train-iters", STEPS, "--lr", "3e-3", "--lr-decay-iters", 2 * STEPS, "--log-interval", 1)
-    tool("launch.py", *words(folder, run, ranks, plan), *made, "--", *trainer, "--save-interval", STEPS)
+    trainer = ("--train-iters", steps, "--lr", "3e-3", "--lr-decay-iters", 2 * STEPS, "--log-interval", 1)
+    tool("launch.py", *words(folder, run, ranks, plan), *made, "--", *trainer, "--save-interval", steps)
     return [line["loss"] for line in training_intervals(folder / run / "metrics.jsonl")]
 
 
 def test_losses_fall_and_are_those_of_one_process_wherever_the_chain_is_cut(folder: Path) -> None:
-    one = losses(folder, "one", 1, planned("cut"))
+    one = losses(folder, "one", 1, planned("cut"), STEPS)
     assert len(one) == STEPS
     assert sum(one[-3:]) < 0.8 * sum(one[:3])
     plan = Plan.load(folder / "prepared/plan.json")
@@ -65,9 +66,9 @@ def test_losses_fall_and_are_those_of_one_process_wherever_the_chain_is_cut(fold
     stages = (StagePlan((0, between)), StagePlan((between, len(chain))))
     replace(plan, stages=stages, schedule="1f1b", lists=()).save(folder / "between.json")
     cut = losses(folder, "between", 2, ("--plan", folder / "between.json"))
-    assert cut == pytest.approx(one, rel=1e-5)
+    assert cut == pytest.approx(one[:FEW], rel=1e-5)
     for layout, end in LINKS.items():
-        assert losses(folder, layout, 2, planned(layout)) == pytest.approx(one, rel=1e-5), layout
+        assert losses(folder, layout, 2, planned(layout)) == pytest.approx(one[:FEW], rel=1e-5), layout
         tower = Plan.load(folder / layout / "plan.json").tower
         assert tower is not None
         assert chain[tower.layers] == end

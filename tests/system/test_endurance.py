@@ -130,6 +130,7 @@ def test_a_disk_that_fills_up_in_a_save_ends_no_run_and_the_next_save_tries_agai
         assert Checkpoints(kept).newest().iteration == 36
 
 
+@pytest.mark.long
 def test_three_saves_that_fail_in_a_row_end_a_run_which_goes_on_from_the_last_whole_one(folder: Path) -> None:
     with small_disk(folder / "third-disk", 64) as disk:
         kept = disk / "checkpoints"

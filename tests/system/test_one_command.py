@@ -29,10 +29,10 @@ WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 """How two ranks train a family, the others as a pipeline."""
 
 
-ONE_A_KIND = ("llava-1.5", "video-llava", "qwen3-vl", "qwen3-vl-moe")
-"""One square an image, videos with an encoder of their own, images at their own size and videos, experts; tiles are
-those of the commands of the documents (test_document_commands.py). Other kinds of language layers change nothing
-between a folder and Megatron but what `tests/unit/hf/test_parity.py` compares."""
+ONE_A_KIND = ("llava-1.5", "qwen3-vl", "qwen3-vl-moe")
+"""One square an image, images at their own size and videos, experts; tiles are those of the commands of the documents
+(test_document_commands.py), videos with an encoder of their own those of test_beside_films.py. Other kinds of language
+layers change nothing between a folder and Megatron but what `tests/unit/hf/test_parity.py` compares."""
 
 
 @pytest.fixture(scope="module")

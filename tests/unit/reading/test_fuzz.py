@@ -24,7 +24,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
 @pytest.mark.parametrize("seed", [0])
 def test_damaged_files_are_read_or_refused_in_a_line(readers: dict[str, Reader], seed: int, is_long: bool) -> None:
     """By a program without threads: what it forks inherits no lock that nobody opens again."""
-    inputs = (2000 if is_long else 20) * len(readers)
+    inputs = (2000 if is_long else 10) * len(readers)
     done = fresh_python("-W", "ignore", "-m", "tests.fuzz", "--inputs", inputs, "--seed", seed, "--json")
     assert done.returncode in (0, 1), done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
@@ -32,7 +32,7 @@ def test_damaged_files_are_read_or_refused_in_a_line(readers: dict[str, Reader],
     assert said["found"] == {}
     assert beyond.keys() == readers.keys()
     assert sum(beyond.values()) / len(beyond) > SHARE
-    if is_long:  # twenty inputs do not tell the share of one reader
+    if is_long:  # ten inputs do not tell the share of one reader
         assert {name: share for name, share in beyond.items() if share < SHARE} == {}
 
 
