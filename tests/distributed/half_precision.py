@@ -22,7 +22,7 @@ from tests.media import seen, with_images
 
 BITS = {torch.bfloat16: 8, torch.float16: 11}
 LOSS_SCALE = 2.0**12
-SCHEDULES = (("1f1b", 1), ("1f1b", 2), ("zb_h1", 2))
+SCHEDULES = (("1f1b", 2), ("zb_h1", 2))
 
 FEW = replace(
     harness.EXPERTS,
