@@ -36,7 +36,7 @@ class Adapters:
 
     @classmethod
     def of(cls, arguments: Namespace) -> "Adapters":
-        """Read flags. Defaults: --lora-alpha twice the rank, --lora-targets llm."""
+        """Return the adapters that flags ask for. Defaults: --lora-alpha twice the rank, --lora-targets llm."""
         if not arguments.lora_rank:
             return cls()
         targets = tuple(part for part in PARTS if part in (arguments.lora_targets or ("llm",)))
@@ -45,7 +45,7 @@ class Adapters:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> "Adapters":
-        """Read the result of `to_record`."""
+        """Return the adapters of a record of `to_record`; of None, none."""
         return cls() if record is None else cls(record["rank"], record["alpha"], tuple(record["targets"]))
 
     def to_record(self) -> dict[str, Any] | None:
@@ -54,15 +54,15 @@ class Adapters:
 
     @property
     def scale(self) -> float:
-        """alpha / rank."""
+        """Factor on the adapters' output, alpha / rank."""
         return self.alpha / self.rank
 
     def frozen(self, parts: Sequence[str]) -> tuple[str, ...]:
-        """Return the parts with frozen weights: `parts` (--freeze), or with adapters all."""
+        """Return the parts with frozen weights: all of the model if there are adapters, else `parts` (--freeze)."""
         return tuple(PARTS) if self.rank else tuple(parts)
 
     def trained(self, freeze: Sequence[str]) -> Trained:
-        """Return what is trained with these adapters, or without any if `freeze` (--freeze) are frozen."""
+        """Return what is trained: the adapters alone or, without any, all parts but `freeze` (--freeze)."""
         return Trained(self.frozen(freeze), self.rank, self.targets)
 
     @property

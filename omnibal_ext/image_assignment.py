@@ -19,7 +19,7 @@ Pieces = tuple[tuple[int, ...], ...]
 
 
 def piece_costs(pieces: Mapping[Size, Pieces], rates: Mapping[Size, float]) -> tuple[float, ...]:
-    """Return the cost of every piece, of one encoder's after the other's; `rates`: of one tile or mel frame each."""
+    """Return the cost of every piece, encoder by encoder; `rates`: cost of one tile, or one mel frame."""
     return tuple(sum(inputs) * rates[size] for size, found in pieces.items() for inputs in found)
 
 
@@ -73,7 +73,7 @@ class EncoderRank:
 
 
 def encoding_ranks_of(encoding_ranks: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:
-    """Return the pipeline ranks that encode a microbatch; beyond the plan's list it is repeated."""
+    """Return the pipeline ranks that encode a microbatch: the plan's list has them by number, and is repeated."""
     return encoding_ranks[microbatch % len(encoding_ranks)]
 
 

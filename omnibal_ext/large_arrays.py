@@ -28,14 +28,14 @@ def pieces(rows: int) -> Iterator[slice]:
 
 
 def in_pieces(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Yield `PIECE` rows after another of equally long arrays, the same of each; what has been mapped is released."""
+    """Yield equally long arrays `PIECE` rows at a time; memory of those mapped from files is freed after each."""
     for piece in pieces(len(arrays[0])):
         yield tuple(array[piece] for array in arrays)
         release(*arrays)
 
 
 def is_mapped(array: NDArray[Any]) -> bool:
-    """Return whether an array is a mapped file, which keeps what is written; a copy of one in memory is not."""
+    """Say whether an array is a file mapped into memory, written through to it, and not a copy of one."""
     return isinstance(array, np.memmap) and _map_of(array) is not None and array.mode != "c"
 
 

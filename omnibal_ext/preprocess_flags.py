@@ -34,7 +34,7 @@ NEEDS = (
 
 
 def preprocess_parser(description: str | None) -> ToolParser:
-    """Return the command line of omnibal preprocess."""
+    """Return the parser of omnibal preprocess's flags."""
     parser = ToolParser(numbers=NUMBERS, needs=NEEDS, description=description)
     usual = {flag: f"(default {value}, or the model's)" for flag, value in DEFAULTS.items()}
     add = parser.add_argument

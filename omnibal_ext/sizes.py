@@ -61,11 +61,11 @@ class Sizes:
         return Sizes(tiles.astype(np.int32, copy=False), tokens.astype(np.int64, copy=False), more)
 
     def total(self, size: str) -> int:
-        """Return the units of all samples of a size."""
+        """Return the sum over all samples of a size."""
         return sum(int(values.sum(dtype=np.int64)) for (values,) in in_pieces(self.of(size)))
 
     def most(self, size: str) -> int:
-        """Return the most units of a sample of a size; 0 without samples."""
+        """Return the largest value of a size among samples; 0 without samples."""
         return max((int(values.max()) for (values,) in in_pieces(self.of(size))), default=0)
 
     def without_unused(self) -> "Sizes":
@@ -89,12 +89,12 @@ class Sizes:
     def load(cls, paths: Sequence[str | Path] | str | Path, more: Sequence[str] = (), on_disk: bool = False) -> "Sizes":
         """Read files of sizes as one corpus, numbered from 0 in the order of `paths`.
 
-        A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`,
-        a folder `tiles.npy` and `tokens.npy`, of any type of integers; `more` names further fields or arrays.
-        `FURTHER_SIZES` among them are 0 where a file has none.
+        A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`, a
+        folder `tiles.npy` and `tokens.npy`, of any type of integers; `more` names further fields or arrays. Those of
+        modalities, such as mel frames (`FURTHER_SIZES`), are 0 where a file has none.
 
         Args:
-            on_disk: leave folders of more than `MAPPED` samples on disk.
+            on_disk: leave folders of more than `MAPPED` (8 million) samples on disk.
 
         Raises:
             UserError: naming the file, and the row where a row is at fault.
@@ -105,7 +105,7 @@ class Sizes:
 
     @classmethod
     def concatenate(cls, corpora: Sequence["Sizes"]) -> "Sizes":
-        """Concatenate the sizes of several corpora."""
+        """Concatenate the sizes of several corpora; further sizes are those of the first, which all must have."""
         if len(corpora) == 1:
             return corpora[0]
         more = corpora[0].more if corpora else ()
@@ -122,7 +122,7 @@ class Sizes:
 
 
 def sizes_files(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the sizes files that `paths` name: files, or those of a JSON object `{SET: {"token_lengths": FILE}}`.
+    """Return the sizes files that `paths` name: themselves, or those in a JSON object `{SET: {"token_lengths": FILE}}`.
 
     FILE starts from the folder of that object's file. Sets without `token_lengths` are passed over.
 
@@ -182,7 +182,7 @@ def load_columns(
 
 
 def column_names(path: str | Path) -> tuple[str, ...]:
-    """Return the names of an `.npz` file's arrays, or of a folder's. Raises UserError naming the file."""
+    """Return the names of the arrays in an `.npz` file or a folder of `.npy`. Raises UserError naming the file."""
     if Path(path).is_dir():
         return tuple(sorted(file.stem for file in Path(path).glob("*.npy")))
     return array_names(path, REMEDY)
@@ -197,7 +197,7 @@ def sizes_hash(path: Path, names: Collection[str]) -> str:
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    """Concatenate arrays; if one is on disk, there; of absent columns, which take no memory, their zero."""
+    """Concatenate arrays: to disk if one is mapped from there; if all are broadcast zeros, without memory."""
     if len(parts) and not any(part.strides[0] for part in parts):
         return np.broadcast_to(parts[0][:1].sum(), sum(map(len, parts)))
     if not any(map(is_mapped, parts)):
@@ -212,7 +212,7 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[A
 
 
 def _checked(columns: Mapping[str, NDArray[Any]], origin: str) -> list[NDArray[Any]]:
-    """Return the columns, tiles and tokens first. Raises UserError unless they are integers, equally many, in range."""
+    """Return the columns as they are. Raises UserError unless they are integers, equally many, in range."""
     tiles, tokens = columns["tiles"], columns["tokens"]
     if tiles.ndim != 1 or tiles.shape != tokens.shape:
         raise UserError(f"{origin}: tiles {tiles.shape} and tokens {tokens.shape} must be two lists of one length")

@@ -7,7 +7,7 @@ SHOWN_AS = (("GiB", GIB, 0.1), ("MiB", 2**20, 1.0), ("KiB", 2**10, 1.0))
 
 
 def in_bytes(size: float) -> str:
-    """Return a size in words, in GiB or, if that would show no digits, a smaller unit."""
+    """Return a number of bytes as text, in GiB or, if that would show no digits, a smaller unit."""
     for name, unit, least in SHOWN_AS:
         if size >= least * unit:
             return f"{size / unit:.2f} {name}"

@@ -43,7 +43,7 @@ YOURS = (
 
 
 def is_sizes(path: Path) -> bool:
-    """Say whether a file has sizes, and not conversations."""
+    """Say whether a path has sizes, not conversations: an .npz, a folder of .npy, a .json with their fields."""
     if path.suffix == ".json" and path.is_file():
         with path.open("rb") as file:
             head = file.read(2**12)
@@ -129,7 +129,7 @@ class Input(NamedTuple):
 
 
 def read_input(arguments: argparse.Namespace) -> Input:
-    """Read sizes as they are, or measure conversations. Raises UserError for these without a model."""
+    """Read sizes, or measure conversations and write --save-sizes. Raises UserError for these without --model."""
     paths: list[Path] = arguments.input
     names = [str(path) for path in paths]
     if all(is_sizes(path) for path in paths):
@@ -178,7 +178,8 @@ class Comparison(NamedTuple):
 
 
 def compare(given: Input, arguments: argparse.Namespace) -> Comparison:
-    """Choose the budgets, batch in all ways, measure."""
+    """Choose budgets, pack the samples in each of `ways` (padded, by tokens, balanced), compare waits and padding.
+    Includes the batches of --order, if given."""
     corpus = replace(given.corpus, sizes=given.corpus.sizes.without_unused())
     order = Order.read(arguments.order, len(corpus.sizes)) if arguments.order else None
     if order and given.rejected:
@@ -285,7 +286,7 @@ def _left_out(given: Input, found: Comparison) -> int:
 
 
 def main() -> None:
-    """Read, compare, print."""
+    """Run omnibal look: read sizes or conversations, compare ways to batch them, print a table."""
     arguments = _parser().parse_args()
     if arguments.download:
         arguments.model = downloaded(arguments.model, arguments.json, weights=False)
@@ -310,7 +311,7 @@ def main() -> None:
 
 
 def as_record(given: Input, found: Comparison, commands: Sequence[str]) -> dict[str, Any]:
-    """Return what --json prints."""
+    """Return the object that --json prints."""
     return {
         "samples": len(given.corpus.sizes),
         "left_out": _left_out(given, found),

@@ -44,7 +44,7 @@ SHOWN = (
 
 
 def named_budget(text: str) -> tuple[str, int]:
-    """Read NAME=BUDGET."""
+    """Read --size NAME=BUDGET as (name, budget). Raises ArgumentTypeError for a budget below 0."""
     name, _, number = text.partition("=")
     if int(number) < 0:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 0, which is no limit")
@@ -81,7 +81,7 @@ NEEDS = (
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Read the command line; what it leaves out comes from the index of --like or --held-out-of, if given."""
     parser = _parser()
     given = parser.parse_args()
     if like := given.like or given.held_out_of:
@@ -184,7 +184,7 @@ def options_of(index: PackedIndex) -> dict[str, Any]:
 
 
 def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
-    """Return the corpus, and what it was read from with hashes."""
+    """Return the corpus that flags describe, and a record of its files with hashes; makes --size's budgets a dict."""
     paths = [Path(arguments.data) / "sizes.npz"] if arguments.data else sizes_files(arguments.sizes)
     arguments.budgets = dict(arguments.budgets)
     more = tuple(dict.fromkeys((*arguments.budgets, *FURTHER_SIZES)))
@@ -230,7 +230,7 @@ def without_unused(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
 
 
 def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[BudgetTrial]:
-    """Choose the budgets that are None in `arguments`; return those tried."""
+    """Set the budgets that are None in `arguments`; return the pairs tried, best first, none without a search."""
     if arguments.vit_budget is not None and arguments.llm_budget is not None:
         return []
     if len(corpus.sizes) == 0:
@@ -254,13 +254,13 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Budget
 
 
 def settle_further_budgets(corpus: Corpus, arguments: argparse.Namespace) -> None:
-    """Put --audio-budget and the like among the budgets, unless they are; the default follows from the tokens'."""
+    """Add --audio-budget and the like to `arguments.budgets`, unless there; the default follows from the tokens'."""
     found = further_budgets_for(corpus.sizes, arguments.llm_budget, budgets_in(vars(arguments)))
     arguments.budgets = {**arguments.budgets, **{size: n for size, n in found.items() if size not in arguments.budgets}}
 
 
 def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:
-    """Choose widths for --widths auto (None): those that samples need."""
+    """Set `arguments.widths` for --widths auto (None): those that samples need."""
     if arguments.widths is None:
         budgets = PackOptions(
             vit_budget=arguments.vit_budget, llm_budget=arguments.llm_budget, budgets=arguments.budgets
@@ -307,7 +307,7 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Budg
 
 
 def explain(arguments: argparse.Namespace) -> None:
-    """Say where an index has a sample, and why."""
+    """Print in which packs an index has the sample of --why, and why; with --report also write the page."""
     index = PackedIndex.open(arguments.output_dir)
     sizes = sizes_of(index)
     answer = why(index, arguments.why, sizes)
@@ -333,12 +333,12 @@ def explain(arguments: argparse.Namespace) -> None:
 
 
 def shown(value: float) -> str:
-    """Return a figure for people."""
+    """Return a number as text with commas, floats with four decimals."""
     return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
 
 
 def main() -> None:
-    """Choose budgets, pack, write, report."""
+    """Run omnibal pack: choose budgets, pack, write the index, report; with --why explain a sample, and no more."""
     arguments = parse_arguments()
     if arguments.why:
         explain(arguments)

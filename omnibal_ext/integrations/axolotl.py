@@ -26,7 +26,7 @@ MUST_NOT_BE = ("sample_packing", "batch_flattening", "streaming", "pretraining_d
 
 
 def base() -> Any:
-    """Return axolotl's class of plugins, from which one must be; where there is none, nobody loads plugins."""
+    """Return axolotl's `BasePlugin`, of which a plugin must be; `object` where axolotl is not installed."""
     try:
         from axolotl.integrations.base import BasePlugin
     except ImportError:
@@ -45,12 +45,12 @@ class TwoBudgetPlugin(base()):  # type: ignore[misc]
     beyond = "drop"
 
     def register(self, cfg: Any) -> None:
-        """Take the budget from the configuration as it is written."""
+        """Note omnibal_vit_budget of the configuration as the user wrote it; axolotl calls this first."""
         super().register(cfg)
         self.vit_budget = cfg.get("omnibal_vit_budget")
 
     def pre_model_load(self, cfg: Any) -> None:
-        """Refuse, with UserError, what would not keep samples apart, or not within the budgets."""
+        """Raise UserError for settings under which samples of a pack would see each other, or budgets not hold."""
         if not isinstance(self.vit_budget, int):
             raise UserError(f"omnibal_vit_budget: {self.vit_budget}: must be the most tiles, or patches, of a pack")
         if not cfg.processor_type or cfg.micro_batch_size != 1 or (cfg.context_parallel_size or 1) > 1:
@@ -62,7 +62,7 @@ class TwoBudgetPlugin(base()):  # type: ignore[misc]
             raise UserError(f"attn_implementation: {cfg.attn_implementation}: packs are kept apart by {kernels}")
 
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
-        """Put packs in place of the trainer's samples, and so many steps as they are."""
+        """Replace the trainer's samples and collator by packs, and its number of steps by that of packs."""
         from datasets import Dataset
 
         rows, encode, arguments = trainer.train_dataset, trainer.data_collator, trainer.args
@@ -87,11 +87,11 @@ class PackCollator:
         self.encode, self.rows, self.config = encode, rows, config
 
     def __call__(self, packs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a batch of one pack."""
+        """Return the batch of one pack; `packs` is a list of one row, the numbers of its samples."""
         (numbers,) = (one[SAMPLES] for one in packs)
         return collate([self.encode([self.rows[number]]) for number in numbers], self.config)
 
 
 def proved(samples: Sequence[Mapping[str, Any]], config: Any) -> dict[str, Any]:
-    """Return processors' samples as a batch, joined by what joins packs in training; for `omnibal prove`."""
+    """Return processors' samples as one batch, joined as packs are in training; for `omnibal prove`."""
     return PackCollator(lambda rows: rows[0], samples, config)([{SAMPLES: range(len(samples))}])

@@ -41,13 +41,13 @@ class TwoBudgetPacking:
             setattr(cls, "pack_selected_samples", owner.pack_selected_samples)  # noqa: B010 (mypy refuses an assignment)
 
     def sample_size(self, sample: Any) -> tuple[int, int]:
-        """Return (tiles, tokens) of an encoded sample, with the tokens of its padding."""
+        """Return (tiles, tokens) of an encoded sample; tokens up to the multiple to which the encoder pads it."""
         tiles, tokens = size_of(sample)
         multiple = next((getattr(self, name) for name in MULTIPLES if hasattr(self, name)), 1)
         return tiles, -(-tokens // multiple) * multiple
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Return the samples of a full buffer in packs within both budgets; Energon calls it."""
+        """Return a full buffer's samples in packs, a list each, within both budgets; Energon calls it."""
         packer = Packer(self.vit_budget, self.llm_budget, self.costs, self.beyond, self.seconds)
         apart: dict[Any, list[Any]] = {}
         for sample in samples:
@@ -55,5 +55,5 @@ class TwoBudgetPacking:
         return [pack for group in apart.values() for pack in packer.groups(group, self.sample_size)]
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Return a pack as one sample (`join`); Energon calls it."""
+        """Return the samples of a pack joined to one sequence (`join`); Energon calls it."""
         return join(samples, self.config)

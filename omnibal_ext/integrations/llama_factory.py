@@ -32,7 +32,8 @@ MUST_BE = {"packing": True, "per_device_train_batch_size": 1, OF_EVALUATION: 1, 
 
 
 def sample_of(reader: Any, ids: Sequence[int], labels: Sequence[int], *media: Sequence[Any] | None) -> dict[str, Any]:
-    """Return a sample as its model's processor makes it. `reader` has a `template`, its tokenizer and processor."""
+    """Return a sample as its model's processor makes it; `media`: lists of images, videos and sounds, or None. `reader`
+    has a `template`, its tokenizer and processor."""
     given = [each or [] for each in media]
     counts = ([len(each)] for each in given)
     fields = reader.template.mm_plugin.get_mm_inputs(*given, *counts, [ids], reader.processor)
@@ -40,14 +41,14 @@ def sample_of(reader: Any, ids: Sequence[int], labels: Sequence[int], *media: Se
 
 
 def pack_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the columns of a pack of samples as LLaMA-Factory encodes them."""
+    """Return encoded samples as one row of a pack: the tokens of all in turn, lists of media and lengths by sample."""
     tokens = {key: [*chain.from_iterable(row[key] for row in rows)] for key in TOKENS}
     media = {kind: [row[kind] or [] for row in rows] for kind in MEDIA}
     return {**tokens, **media, LENGTHS: [len(row["input_ids"]) for row in rows]}
 
 
 def samples_of(reader: Any, pack: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a pack, and behind them the blank one if it lacks that."""
+    """Yield the samples of a pack's row, as `sample_of`; where it is bare (`is_bare`) also the blank one, last."""
     tokens = [iter(pack[key]) for key in TOKENS]
     for count, *media in zip(*(pack[key] for key in (LENGTHS, *MEDIA)), strict=True):
         yield sample_of(reader, *([*islice(each, count)] for each in tokens), *media)
@@ -56,7 +57,7 @@ def samples_of(reader: Any, pack: Mapping[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def is_bare(reader: Any, pack: Mapping[str, Any]) -> bool:
-    """Say whether a pack leaves an encoder without work: with sharded weights the other ranks would wait for it."""
+    """Say whether a pack gives an encoder no work: with sharded weights the other ranks would wait for it."""
     plugin, (images, videos, sounds) = reader.template.mm_plugin, (any(pack[kind]) for kind in MEDIA)
     return bool((plugin.image_token and not (images or videos)) or (plugin.audio_token and not sounds))
 
@@ -76,7 +77,8 @@ class TwoBudgetProcessor(NamedTuple):
     packer: Packer
 
     def preprocess_dataset(self, examples: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        """Return a buffer's packs. Those that get a blank have room for it, but for a text that alone leaves none."""
+        """Encode a buffer, return its packs as columns. Those that get a blank sample have room, unless a text leaves
+        none."""
         encoded, size = self.theirs.preprocess_dataset(examples), itemgetter("size")
         rows = [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
         groups = self.packer.groups([{**row, "size": self._size(row)} for row in rows], size)
@@ -88,12 +90,12 @@ class TwoBudgetProcessor(NamedTuple):
         return {key: [pack[key] for pack in packs] for key in pack_of([])}
 
     def _size(self, row: Mapping[str, Any]) -> tuple[int, int]:
-        """Return (tiles, tokens); one more than `cutoff_len` for images of a sample that was cut, maybe among them."""
+        """Return (tiles, tokens); one token beyond the budget for a sample that may have been cut within its images."""
         tiles, tokens = size_of(sample_of(self.theirs, *(row[key] for key in (*TOKENS, *MEDIA))))
         return tiles, tokens + (any(row[kind] for kind in MEDIA) and tokens == self.packer.llm_budget)
 
     def print_data_example(self, example: Mapping[str, Any]) -> None:
-        """Print a pack."""
+        """Print a pack, as LLaMA-Factory prints an encoded sample."""
         self.theirs.print_data_example(example)
 
 
@@ -111,7 +113,7 @@ class PackCollator:
                             "layer of linear attention, which LLaMA-Factory replaces by its own")  # fmt: skip
 
     def __call__(self, packs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a batch. Raises UserError for several packs, or rows of another packing."""
+        """Return the batch of one pack. Raises UserError for several packs, or rows that `pack_of` did not make."""
         if len(packs) > 1 or LENGTHS not in packs[0]:
             raise UserError("batches must be one pack of omnibal: batch sizes of 1, and no tokenized_path of others")
         batch = collate([*samples_of(self.reader, packs[0])], self.config)
@@ -122,7 +124,7 @@ class PackCollator:
 def install(
     vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop", seconds: float | None = None
 ) -> None:
-    """Have `packing: true` of SFT pack with two budgets, that of tokens being `cutoff_len`.
+    """Replace the packs of `packing: true` in SFT by packs of two budgets; that of tokens is `cutoff_len`.
 
     Args:
         vit_budget: most tiles of a pack, of patches for models at native resolution (Qwen-VL: 4 a visual token).
@@ -153,14 +155,14 @@ def install(
 
 
 def check(arguments: Mapping[str, Any]) -> None:
-    """Raise UserError unless each batch is a pack, and attention transformers' own."""
+    """Raise UserError unless arguments (`MUST_BE`) make each batch one pack, and attention transformers' own."""
     for name, wanted in MUST_BE.items():
         if (arguments.get(name) or False) != wanted and (name != OF_EVALUATION or arguments["do_eval"]):
             raise UserError(f"{name}: {arguments.get(name)}: must be {str(wanted).lower()} with omnibal's packs")
 
 
 def proved(samples: Sequence[Mapping[str, Any]], config: Any) -> dict[str, Any]:
-    """Return processors' samples as a batch, joined by what joins packs in training; for `omnibal prove`."""
+    """Return processors' samples as one batch, joined as packs are in training; for `omnibal prove`."""
     import torch
 
     plugin = SimpleNamespace(image_token=None, audio_token=None, get_mm_inputs=lambda images, *_: images[0])

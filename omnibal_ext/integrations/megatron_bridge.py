@@ -29,7 +29,8 @@ class PackedIndexDataset:
         join: Callable[[Sequence[Any]], Any],
         epochs: int = 1,
     ) -> None:
-        """Read `samples` by number. Raises UserError if the index is wide or has another global batch."""
+        """Read `samples` by number, and `join` those of a pack. Raises UserError if the index is wide or has another
+        global batch."""
         if index.wide is not None:
             raise UserError(f"{index.folder}: has packs wider than a rank: pack without --widths")
         self._samples, self._index, self._join = samples, index, join
@@ -42,7 +43,7 @@ class PackedIndexDataset:
         return self._length
 
     def __getitem__(self, number: int) -> Any:
-        """Return a pack, joined."""
+        """Return pack `number` in training order, its samples joined. Raises IndexError beyond the last."""
         if not 0 <= number < self._length:
             raise IndexError(number)
         iteration, slot = divmod(number, self._index.global_batch)

@@ -42,7 +42,7 @@ class TwoBudgets:
     def calculate_matched_group(
         self, sequences: Sequence[tuple[Any, ...]], packing_length: int, is_finished: bool = True, strategy: str = ""
     ) -> tuple[list[list[tuple[Any, ...]]], list[tuple[Any, ...]]]:
-        """Return the items of each pack, and those that wait for the next call: of a stream, the emptiest pack's.
+        """Return the items of each pack, and those for the next call: the emptiest pack's, unless `is_finished`.
 
         Args:
             sequences: items (number, tokens, tiles), or (encoded sample, tokens) of a stream.
@@ -56,7 +56,7 @@ class TwoBudgets:
     def create_packed_idx(
         self, rank: int, offset: int, lengths: Sequence[Any], out_queue: Any, packing_length: int, packing_strategy: str
     ) -> None:
-        """Pack a worker's part of a data set, and send packs of (number, tokens) as they are made.
+        """Pack a worker's part of a data set, and send packs of (number, tokens) to `out_queue` as they are made.
 
         Args:
             lengths: (tokens, tiles) of each sample, tiles None where they were not counted (`with_tiles`).
@@ -84,7 +84,7 @@ class TwoBudgets:
 def install(
     vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop", seconds: float | None = None
 ) -> None:
-    """Have `--packing true` pack with two budgets.
+    """Replace the packs of `--packing true` by packs of two budgets.
 
     Tiles are counted when ms-swift counts tokens, before training. A `--cached_dataset` must be exported with this
     plugin too: without, its samples count as texts, and a warning says how many. ms-swift without the plugin reads it
@@ -127,7 +127,7 @@ def install(
 
 
 def check_version(version: str, packing: Any, sft: Any) -> None:
-    """Raise UserError unless ms-swift calls what is replaced as expected: its workers would fail, it would wait on."""
+    """Raise UserError unless ms-swift has what is replaced, with the parameters of 4.5.3 and 4.6 (`SIGNATURES`)."""
     found = {name: getattr(packing, name, getattr(packing.PackingDataset, name, None)) for name in SIGNATURES}
     wrong = [name for name, call in found.items() if not call or [*signature(call).parameters] != SIGNATURES[name]]
     if wrong or sft.PackingDataset is not packing.PackingDataset:
@@ -140,7 +140,7 @@ def check_version(version: str, packing: Any, sft: Any) -> None:
 
 
 def with_tiles(table: Any, jobs: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Return a data set's jobs for workers, with (tokens, tiles) of each sample in place of its lengths.
+    """Return the jobs for workers that pack a data set, with (tokens, tiles) of each sample in place of its lengths.
 
     Raises UserError for a cached data set in which an older plugin noted tiles as negative lengths.
     """

@@ -49,7 +49,7 @@ def greedy_knapsack_vt_balanced(
 
 
 def install(visual_budget: int | None = None, costs: PackCosts | None = None, seconds: float | None = None) -> None:
-    """Have Automodel call `greedy_knapsack_vt_balanced`. Raises UserError where it has no such function."""
+    """Put `greedy_knapsack_vt_balanced` in the place of Automodel's. Raises UserError where that has none."""
     from nemo_automodel.components.datasets.vlm import neat_packing_vlm as theirs
 
     if not hasattr(theirs, "greedy_knapsack_vt_balanced"):

@@ -57,7 +57,7 @@ class Packer(NamedTuple):
     seconds: float | None = None
 
     def groups(self, samples: Sequence[T], size_of: Callable[[T], tuple[int, int]]) -> list[list[T]]:
-        """Return the samples of each pack. Raises UserError as `pack` does."""
+        """Return the samples of each pack; `size_of`: (tiles, tokens) of one. Raises UserError as `pack` does."""
         sizes = [size_of(sample) for sample in samples]
         packs = pack([tiles for tiles, _ in sizes], [tokens for _, tokens in sizes], **self._asdict())
         return [[samples[number] for number in group] for group in packs]
@@ -73,7 +73,7 @@ class Packer(NamedTuple):
 
 
 def epoch_effort(samples: int, seconds: float | None) -> float:
-    """Return the seconds for packs of so many samples, made once an epoch: those given, or more than `pack`'s own."""
+    """Return the effort, in nominal seconds, of packing a whole epoch: `seconds`; if None more than `pack`'s own."""
     return max(0.1, 1e-4 * samples) if seconds is None else seconds
 
 
@@ -114,7 +114,7 @@ def join(samples: Sequence[Mapping[str, Any]], config: Any = None) -> dict[str, 
 
 
 def _positions(joined: Mapping[str, Any], ends: Any, config: Any) -> Any:
-    """Return the positions of a joined pack. Raises UserError where the model's are not known."""
+    """Return the positions of a joined pack, [T] or [3, T]. Raises UserError where the model's are not known."""
     import torch
 
     images, films, kinds = (joined.get(key) for key in ("image_grid_thw", "video_grid_thw", "mm_token_type_ids"))

@@ -16,9 +16,9 @@ from omnibal_ext.packing.in_memory import whole
 
 
 class Position(NamedTuple):
-    """Place in a stream: `given` packs of a buffer, of samples that waited for it and of all from `begin` on.
+    """Place in a stream: behind `given` packs of a buffer, which has the samples `waiting` and those from `begin` on.
 
-    Samples are read from number `first` on, before which the stream's own state was `state`.
+    To get there samples are read from number `first` on, before which the stream's own state was `state`.
     """
 
     first: int = 0
@@ -57,7 +57,7 @@ class PackedStream:
         beyond: str = "drop",
         seconds: float | None = None,
     ) -> None:
-        """Iterate `samples` anew each epoch, in each worker, on each rank: let it give each its own.
+        """Pack `samples`, read anew each epoch, in each worker, on each rank: they must give each its own part.
 
         Args:
             buffer: samples packed together.
@@ -85,11 +85,11 @@ class PackedStream:
         return self.position._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from that state, when iterated next."""
+        """Set the position of `state_dict`, from which the next iteration yields packs."""
         self.position = Position(**state)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield packs, to the end of the samples; the next time from their beginning."""
+        """Yield joined packs from the position to the end of the samples; the next time from their beginning."""
         at, reading = self.position, self._read(self.position)
         held = self._waiting(reading, at)
         while True:
@@ -109,7 +109,7 @@ class PackedStream:
         self.position = Position(state=self.start)
 
     def _read(self, at: Position) -> Iterator[Held]:
-        """Yield samples from `at.first` on."""
+        """Yield samples from number `at.first` on, each with its number and the stream's state before it."""
         if self.seeks:
             self.samples.load_state_dict(deepcopy(at.state))
         reading = iter(self.samples) if self.seeks else islice(self.samples, at.first, None)
@@ -120,6 +120,6 @@ class PackedStream:
 
     @staticmethod
     def _waiting(reading: Iterator[Held], at: Position) -> list[Held]:
-        """Return the samples that waited, in their order, of all that lie before `at.begin`."""
+        """Read up to sample `at.begin` and return those of `at.waiting`, in that order; the others were packed."""
         before = {one.number: one for one in islice(reading, at.begin - at.first)}
         return [before[number] for number in at.waiting]

@@ -56,18 +56,18 @@ class PackedBatches:
         self._is_shared_out = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Pack for another epoch; a loop that is resumed in one needs it."""
+        """Pack epoch `epoch`, to be read next; later ones follow by themselves: needed only to resume in one."""
         self._begun = False
         if epoch != self._epoch:
             self._epoch = epoch
             self._packs = self._pack()
 
     def __len__(self) -> int:
-        """Count the packs yielded in an epoch."""
+        """Count the packs yielded in the current epoch: of all ranks, or of this `rank`."""
         return len(self._packs) // (1 if self._rank is None else self._ranks)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield packs: of the next epoch, if this one's have been read.
+        """Return an iterator over the epoch's packs; if that was begun before, pack the next epoch and give its.
 
         Raises UserError if each process would read the packs of all.
         """
@@ -109,7 +109,7 @@ class PackedBatches:
 
 
 def _processes() -> int:
-    """Return the processes that train together, as torch knows them; 1 where it was not asked to."""
+    """Return how many processes train together, by `torch.distributed`; 1 where that is not initialized."""
     distributed = sys.modules.get("torch.distributed")
     return distributed.get_world_size() if distributed and distributed.is_initialized() else 1
 
@@ -118,7 +118,7 @@ class PacksOfTrainer:
     """A mixin in front of `Trainer` or `SFTTrainer`, which then read `packs`, a `DataLoader`, as it is."""
 
     def get_train_dataloader(self: Any) -> Any:
-        """Return the packs, of which every process takes its own. Raises UserError without any."""
+        """Return the trainer's `packs`, prepared so that each process takes its own. Raises UserError without any."""
         if not hasattr(self, "packs"):
             raise UserError(f"{type(self).__name__}: has no packs; set trainer.packs, a DataLoader, before train()")
         return self.accelerator.prepare(self.packs)

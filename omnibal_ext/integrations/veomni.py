@@ -21,7 +21,7 @@ VIT = Phase(linear=1.0, quadratic=1.5e-4)
 
 
 class TwoBudgetBatching:
-    """What VeOmni calls a batching strategy: it has the methods of `BaseBatchingStrategy`."""
+    """A batching strategy for VeOmni, of two budgets: it has the methods of `BaseBatchingStrategy`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class TwoBudgetBatching:
         self.made = self.held = self.tokens = 0
 
     def put_item(self, item: Any) -> None:
-        """Take a sample; of one token, as VeOmni does, and beyond a budget, none."""
+        """Hold a sample for packing. Leave out one of a single token, as VeOmni does, and, warning, beyond a budget."""
         tiles, tokens = self.sample_size(item)
         if tokens > self.packer.llm_budget or tiles > self.packer.vit_budget:
             say(f"warning: a sample of {tiles} tiles and {tokens} tokens is beyond the budgets: left out", error=True)
@@ -50,11 +50,11 @@ class TwoBudgetBatching:
             self.held, self.tokens = self.held + 1, self.tokens + tokens
 
     def is_ready_for_micro_batch(self) -> bool:
-        """Say whether the buffer is full: as many samples are read between packs as the last one took out of it."""
+        """Say whether `buffer_size` samples are held, and tokens for a pack; until then VeOmni reads more."""
         return self.held >= self.buffer_size and self.tokens >= self.packer.llm_budget
 
     def get_micro_batch(self, step: int) -> list[Any]:
-        """Return the samples of the next pack. When half of the packs are gone all that is held is packed anew."""
+        """Remove and return the next pack's samples; when half of the packs are gone, all held are packed anew."""
         if self.items and len(self.packs) <= self.made // 2:
             rest = [item for pack in self.packs for item in pack]
             self.packs, emptiest = self.packer.groups_and_rest([*rest, *self.items], self.sample_size)
@@ -71,7 +71,7 @@ class TwoBudgetBatching:
 
 
 def share_out(all_data_lengths: Any, num_replicas: int, dim: int, phase: Phase = VIT) -> list[Any]:
-    """Return the rows of `all_data_lengths`, a tensor [images, 3] with patches in column `dim`, for each rank.
+    """Return for each rank its rows of `all_data_lengths`, a tensor [images, 3] with patches in column `dim`.
 
     The slowest rank takes as few seconds as possible (`omnibal_ext.rebalance`).
     """
@@ -83,7 +83,7 @@ def share_out(all_data_lengths: Any, num_replicas: int, dim: int, phase: Phase =
 
 
 def install(vit_budget: int | None = None, costs: PackCosts | None = None, seconds: float | None = None) -> None:
-    """Add `encoder_data_balance_sorting_algo: omnibal`; with `vit_budget`, `dyn_bsz` packs with two budgets.
+    """Add `encoder_data_balance_sorting_algo: omnibal` to VeOmni; with `vit_budget`, `dyn_bsz` packs with two budgets.
 
     That is for `dyn_bsz_runtime: main`. The warm-up of its budget and its other ways to count tokens have no effect.
 
@@ -104,5 +104,5 @@ def install(vit_budget: int | None = None, costs: PackCosts | None = None, secon
 
 
 def _refuse_workers(**_: Any) -> Any:
-    """Raise UserError: batches that workers make know one budget."""
+    """Raise UserError: packs of two budgets cannot be made in VeOmni's workers."""
     raise UserError("train.dyn_bsz_runtime worker: batches of two budgets are made in the main process; set it to main")

@@ -17,7 +17,7 @@ READ_MASKS = ("sdpa", "eager")
 
 
 def packs_of(config: Any) -> Packs:
-    """Return how packs are joined for a model. Raises UserError where that is not known."""
+    """Return how packs are joined for a model, by its `model_type`. Raises UserError for unknown types."""
     known = {kind: model.packs for kind, model in MODELS.items() if model.packs}
     if config.model_type not in known:
         raise UserError(f"packs for models of type {config.model_type!r} are not known; known: {', '.join(known)}")
@@ -25,7 +25,7 @@ def packs_of(config: Any) -> Packs:
 
 
 def check_model(config: Any) -> Packs:
-    """Return how packs are joined for a model. Raises UserError if it would compute something else on them."""
+    """Return how packs are joined for a model. Raises UserError if in packs it would compute something else."""
     packs = packs_of(config)
     _check_layers(config, packs)
     _check_attention(config, packs)
@@ -33,7 +33,7 @@ def check_model(config: Any) -> Packs:
 
 
 def check_rotation(config: Any, longest: int) -> None:
-    """Refuse rotary scaling by a sequence's length if the longest sample, of so many tokens, is beyond its limit."""
+    """Raise UserError if rotary angles change with length, and the longest sample's is beyond their limit."""
     language = config.text_config
     rope = getattr(language, "rope_parameters", None) or {}
     if rope.get("rope_type") not in ("dynamic", "longrope"):
@@ -48,7 +48,7 @@ def check_rotation(config: Any, longest: int) -> None:
 
 
 def _check_layers(config: Any, packs: Packs) -> None:
-    """Refuse layers that would look beyond a sample."""
+    """Raise UserError for layers of the language model that would mix the samples of a pack."""
     language, kind = config.get_text_config(), config.model_type
     other = set(getattr(language, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if packs.linear_attention and other == {"linear_attention"}:
@@ -74,7 +74,7 @@ def _lacking() -> list[str]:
 
 
 def _check_attention(config: Any, packs: Packs) -> None:
-    """Refuse kernels that would not read masks, or positions of samples."""
+    """Raise UserError for attention kernels that would not read a pack's masks, or its samples' positions."""
     for name in sorted({"text_config", "vision_config"} - set(packs.flash)):
         found = getattr(config, name)._attn_implementation
         if found not in READ_MASKS and (found or name == "text_config"):  # where there is no ViT, it has none

@@ -19,7 +19,7 @@ FILLERS = {"image_position_ids": -1}
 
 
 def rows_of(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, "Tensor"]]:
-    """Return each sample's fields as tensors. Raises UserError for what cannot be in a pack.
+    """Return each sample's fields as tensors, checked. Raises UserError for what cannot be in a pack.
 
     Left out are fields that are None, Energon's own (`__key__`), a mask of ones, and positions that count from 0.
     """
@@ -34,7 +34,7 @@ def rows_of(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, "Tensor"]]:
 
 
 def joined_field(key: str, rows: Sequence[Mapping[str, "Tensor"]], lengths: Sequence[int]) -> "Tensor":
-    """Return a field of all samples that have it: along tokens, or media after media, filled up to the largest."""
+    """Concatenate a field of all samples that have it: along tokens, or media after media, filled up to the largest."""
     import torch
 
     values = [row[key] for row in rows if key in row]
@@ -50,7 +50,10 @@ def joined_field(key: str, rows: Sequence[Mapping[str, "Tensor"]], lengths: Sequ
 
 
 def films_as_images(rows: Sequence[dict[str, "Tensor"]], config: Any) -> None:
-    """Give each step of a video as an image, where both have one token (GLM-V): transformers takes one kind a batch."""
+    """Replace videos by their steps as images, in place, for models with one token for both (GLM-V).
+
+    Raises UserError for a sample with both: transformers takes one kind a batch.
+    """
     packs = MODELS[config.model_type].packs if config.model_type in MODELS else None
     for number, row in enumerate(rows if packs is not None and packs.videos_as_images else ()):
         if (films := row.pop("video_grid_thw", None)) is None:
@@ -98,7 +101,8 @@ def _tensor(where: str, value: Any) -> "Tensor":
 
 
 def _drop_mask(where: str, row: dict[str, "Tensor"], count: int) -> None:
-    """Drop a mask of ones: in a pack that has a mask, transformers does not look for samples. Others are refused."""
+    """Drop a mask of ones, in place: in a pack that has a mask, transformers does not look for samples. Raises
+    UserError for other masks."""
     mask = row.pop("attention_mask", None)
     if mask is not None and (mask.numel() != count or not bool((mask == 1).all())):
         raise UserError(
@@ -108,7 +112,8 @@ def _drop_mask(where: str, row: dict[str, "Tensor"], count: int) -> None:
 
 
 def _drop_positions(where: str, row: dict[str, "Tensor"], count: int) -> None:
-    """Drop positions that count from 0, which are made for the pack; those of several axes stay."""
+    """Drop positions that count from 0, in place: they are made for the pack; those of three axes stay. Raises
+    UserError for others."""
     import torch
 
     ids = row.get("position_ids")

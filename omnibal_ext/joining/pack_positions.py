@@ -29,7 +29,7 @@ MERGED = "image_grid_thw"
 
 
 def has_positions(config: Any) -> bool:
-    """Say whether models of this type have positions of their own."""
+    """Say whether models of this type have positions of time, row and column (M-RoPE)."""
     return config.model_type in MODELS and MERGED in MODELS[config.model_type].takes
 
 
@@ -83,7 +83,7 @@ def _on_host(values: Any) -> NDArray[Any]:
 
 
 def _like(given: Any, positions: NDArray[Any]) -> Any:
-    """Convert to a tensor on the device of `given`, if that is one."""
+    """Convert positions to a tensor on the device of `given`, if that is a tensor."""
     if not hasattr(given, "new_tensor"):
         return positions
     kind = given.float() if positions.dtype == np.float32 else given.long()
@@ -91,7 +91,7 @@ def _like(given: Any, positions: NDArray[Any]) -> Any:
 
 
 def _native_of(config: Any) -> NativeResolution:
-    """Return how the model counts."""
+    """Return how the model counts positions: patches a token has, positions a second of video."""
     vision, clock = config.vision_config, None
     packs = MODELS[config.model_type].packs
     if (ticks := getattr(config, "position_id_per_seconds", None)) is not None:
@@ -101,7 +101,8 @@ def _native_of(config: Any) -> NativeResolution:
 
 
 def _kinds(config: Any, ids: NDArray[Any], filmed: bool) -> NDArray[Any]:
-    """Return the kind of each token of a sample. Where a video has the images' token it is one between two marks."""
+    """Return whether each token of a sample is of words, an image, a video or a sound. An image's token is a video's
+    between two marks, where both have one."""
     kinds = np.zeros(len(ids), np.int64)
     for token, kind in (("audio_token_id", SOUND), ("video_token_id", VIDEO), ("image_token_id", IMAGE)):
         kinds[ids == getattr(config, token, None)] = kind
@@ -126,8 +127,8 @@ class _Media:
         self.seconds = deque(told)
 
     def take(self, kind: int, most: int, merge: int) -> tuple[Grid, float]:
-        """Take the next image or video of at most so many tokens, and the seconds between its steps; of a longer video
-        the next step. Raises UserError for none."""
+        """Take the next grid, with the seconds between its steps; of a video of more than `most` tokens one step.
+        Raises UserError without one that fits."""
         grids = self.images if kind == IMAGE else self.videos
         if not grids:
             raise UserError(f"more {_called(kind)} than grids")
@@ -167,7 +168,7 @@ class _Run(NamedTuple):
 
 
 def _runs(kinds: NDArray[Any]) -> list[_Run]:
-    """Return the runs of a sample's tokens that are no words."""
+    """Return the runs of one kind of a sample's tokens, without words; a video and its sound in turn are one run."""
     edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
     found: list[_Run] = []
     for begin, end in pairwise(edges):
@@ -192,7 +193,7 @@ class _Shown:
         self.sounds: list[tuple[int, int]] = []
 
     def add(self, start: int, run: _Run) -> None:
-        """Add a run that begins at this token of the pack. Raises UserError for other grids than its own."""
+        """Add a run at token `start` of the pack, with the next grids. Raises UserError if they do not fit it."""
         if run.kind == SOUND:
             self.sounds.append((start, run.turns[0]))
             return
@@ -210,7 +211,7 @@ class _Shown:
 
 
 def _positions(kinds: Sequence[NDArray[Any]], media: _Media, native: NativeResolution) -> NDArray[Any]:
-    """Return the positions of samples whose tokens are of these kinds. Raises UserError for other grids than theirs."""
+    """Return the positions of samples, by the kinds of their tokens. Raises UserError for grids that are not theirs."""
     shown, begin = _Shown(media, native.merge), 0
     for number, sample in enumerate(kinds):
         try:

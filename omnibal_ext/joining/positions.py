@@ -27,11 +27,17 @@ def text_and_image_positions(
 
     A text token has one position on all three axes. Image tokens have the position of the image's start plus their
     step, row and column; text after them continues behind the longer of rows and columns, also after a longer video (as
-    in transformers 5), or behind all three (`VideoClock`). `starts`: first token of each image in the pack. `seconds`:
-    between the steps of each, for models with positions per second, whose multiples are rounded down (but of a clock
-    that counts in fractions); else a step is a position. `turns`: of each image the alternating runs of a video's
-    tokens and its own sound's, which both begin at one position; () for all others. `sounds`: first token and number of
-    tokens of each that no video has; they are words, but transformers adds fractions up from one to the next.
+    in transformers 5), or behind all three (`VideoClock`).
+
+    Args:
+        lengths: tokens of each sample.
+        grids, starts: each image's or video's grid, and its first token in the pack.
+        seconds: between the steps of each, for models with positions per second, whose multiples are rounded down (but
+            of a clock that counts in fractions); else a step is a position.
+        turns: of each video that is heard the alternating runs of its tokens and its sound's, which both begin at one
+            position; () for all others.
+        sounds: first token and number of tokens of each that no video has; they are words, but transformers adds
+            fractions up from one to the next.
     """
     seconds, turns = seconds or [1.0] * len(grids), turns or [()] * len(grids)
     shown = [(start, each) for start, *each in zip(starts, grids, seconds, turns, strict=True)]
@@ -52,7 +58,7 @@ def text_and_image_positions(
 
 
 class _Sample:
-    """Writes a sample's positions, piece by piece as transformers adds them up: fractions are rounded."""
+    """Writes one sample's positions, in the order in which transformers adds them up, as fractions are rounded."""
 
     def __init__(self, native: NativeResolution, positions: NDArray[Any]) -> None:
         """Write into `positions`, those of all tokens [3, tokens], of which the first `tokens` are written."""
@@ -61,7 +67,7 @@ class _Sample:
         self.tokens, self.next = 0, self.kind(0)
 
     def words(self, until: int) -> None:
-        """Write the positions of words up to this token, one each."""
+        """Write the positions of words up to token `until` of the sample, one each."""
         if (count := min(until, self.positions.shape[1]) - self.tokens) > 0:
             self._add(np.arange(count, dtype=self.kind), count)
             self.next = self.next + self.kind(count)
@@ -109,7 +115,7 @@ class _Sample:
         self.tokens += count
 
     def _show(self, grid: Grid, interval: float, turns: Sequence[int] = ()) -> None:
-        """Write the positions of an image or video, of a heard one those of its sound between them."""
+        """Write the positions of an image's or video's tokens; of a heard video also those of its sound, in turn."""
         steps, rows, columns = grid[0], grid[1] // self.native.merge, grid[2] // self.native.merge
         seen = np.empty((3, steps, rows, columns), self.kind)
         seen[0] = self._times(steps, interval)[:, None, None]

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Load `pack` and `warm_up` at first use: importing a module of this package must not load the packers."""
+    """Return `pack` or `warm_up`, loading the packers only now: importing a module of this package must not."""
     if name not in ("pack", "warm_up"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from omnibal_ext.packing import in_memory

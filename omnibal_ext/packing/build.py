@@ -38,15 +38,16 @@ def build_index(
     costs: PackCosts | None = None,
     packer: Packer = pack_epoch,
 ) -> tuple[PackedIndex, Summary]:
-    """Pack a corpus and write its index; `built_from` is stored in the manifest.
+    """Pack a corpus and write its packed index; return that, opened, and the measures of its first epoch.
 
     1. Leave out samples that fit no pack (or give each its own).
     2. For each epoch: take samples by weight, pack them, order the packs by iteration.
     3. Write the index, with a line for every sample left out.
 
     Args:
-        costs: seconds of packs; by default of a model with a large ViT and a large language model, for which a
-            tile is no patch: give `PackCosts.of_model("qwen3-vl-8b")`, or of yours, where tiles are patches.
+        built_from: what the corpus was read from, stored in the manifest.
+        costs: seconds of packs; by default of a model with a large ViT and a large language model, for which a tile is
+            no patch: give `PackCosts.of_model("qwen3-vl-8b")`, or of yours, where tiles are patches.
         packer: packs and orders an epoch, instead of `pack_epoch`.
 
     Raises:
@@ -134,7 +135,7 @@ def _build_index(
 
 
 def _without_needless_widths(sizes: Sizes, options: PackOptions) -> PackOptions:
-    """Return options of width 1 if no sample needs more: the index is then the same as without `--widths`."""
+    """Return options of width 1 if each sample fits one rank: the index is then the same as without `--widths`."""
     needless = options.method == "balanced" and options.widths[0] == 1
     if options.wide and needless and (sample_widths(sizes, options, options.widths) == 1).all():
         return replace(options, widths=(1,))
@@ -142,7 +143,7 @@ def _without_needless_widths(sizes: Sizes, options: PackOptions) -> PackOptions:
 
 
 def _wide_arrays(epochs: list[Epoch], corpus: Corpus) -> WidePackArrays | None:
-    """Return the arrays of wide packs, numbered through all epochs; None if no pack is wider than a rank."""
+    """Return the index's arrays of wide packs, packs numbered through all epochs; None where no pack may be wide."""
     widths, slots, loads, first = [], [], [], 0
     for epoch in epochs:
         if epoch.widths is None or epoch.slots is None:
@@ -155,7 +156,7 @@ def _wide_arrays(epochs: list[Epoch], corpus: Corpus) -> WidePackArrays | None:
 
 
 def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
-    """Return for each sample 0, or why it cannot be packed (a key of `reject_names`): int8 [N]."""
+    """Return for each sample 0 if a pack can hold it, else the number of its reason in `reject_names`: int8 [N]."""
     ranks = options.widths[-1]
     further = {name: budget for name, budget in options.budgets.items() if budget}
     limits = {VISION.size: options.vit_budget, LANGUAGE.size: options.llm_budget, **further}

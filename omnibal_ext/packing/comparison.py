@@ -35,7 +35,7 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class OnRanks:
-    """An epoch of batches on a number of data-parallel ranks."""
+    """What an epoch of batches costs on a number of data-parallel ranks, computed from sizes."""
 
     steps: int
     """Optimizer steps of the epoch."""
@@ -61,7 +61,7 @@ class Batching:
     """Waiting and time by number of data-parallel ranks."""
 
     def against(self, ours: "Batching", ranks: int) -> str:
-        """Say in a sentence what this way loses on a number of ranks; what `ours` has stands in brackets."""
+        """Return a sentence: what this way loses against `ours` on so many ranks; figures of `ours` in brackets."""
         found, best = self.on_ranks[ranks], ours.on_ranks[ranks]
         times = found.seconds / best.seconds
         return (
@@ -82,7 +82,8 @@ class Way:
 
 
 def ways(options: PackOptions, batches: Sequence[int]) -> list[Way]:
-    """List ways to batch within the same budgets; padded ones with each number of samples. The last is ours."""
+    """List the ways to compare, within the same budgets: padded, by tokens, by tokens and tiles, and last balanced
+    packs. Padded ones, random and of similar length, are there for each number of samples in `batches`."""
     sized = [replace(options, samples_per_pack=batch) for batch in batches]
     return [
         *(Way(f"{one.samples_per_pack} random, padded", replace(one, method="random")) for one in sized),
@@ -97,7 +98,7 @@ def ways(options: PackOptions, batches: Sequence[int]) -> list[Way]:
 
 
 def pack_by_tokens(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, _: PackCosts, epoch: int) -> Epoch:
-    """Pack as packers of text do: first fit by tokens, whatever the tiles, in random order. A `Packer`."""
+    """Pack as text packers do: first fit by tokens alone, longest first; then shuffle the packs. A `Packer`."""
     seed = options.seed + epoch
     samples = np.concatenate(corpus.epoch_samples(epoch, options.seed, reasons == 0, 1))
     packs = pack_first_fit(corpus.sizes.tokens[samples, None], np.array([options.llm_budget]), seed)
@@ -107,7 +108,7 @@ def pack_by_tokens(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptio
 
 
 def measure(corpus: Corpus, way: Way, ranks: Sequence[int], costs: PackCosts) -> Batching:
-    """Make the index of a way for each number of data-parallel ranks, in a temporary folder, and measure it.
+    """Pack the samples by a way for each number of ranks, in a temporary folder; compute waits and padding.
 
     Raises:
         UserError: no sample fits the budgets.
@@ -134,7 +135,7 @@ def measure(corpus: Corpus, way: Way, ranks: Sequence[int], costs: PackCosts) ->
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The batches of a sampler, step by step."""
+    """The batches of a user's sampler, and which rank runs each in every step."""
 
     batches: PackList
     iterations: Ints
@@ -142,8 +143,8 @@ class Order:
 
     @classmethod
     def read(cls, path: str | Path, samples: int) -> "Order":
-        """Read JSON Lines: of each step a list of ranks, and of each rank a list of sample numbers, or a list of
-        such lists, one a microbatch. Numbers are 0 to `samples` - 1.
+        """Read JSON Lines: of each step a list of ranks, and of each rank a list of sample numbers, or a list of such
+        lists, one a microbatch. Numbers are 0 to `samples` - 1.
 
         Raises:
             UserError: naming the line at fault.
@@ -163,7 +164,7 @@ class Order:
         return cls(PackList.from_lists(batches), np.array(steps, np.int64))
 
     def measure(self, name: str, sizes: Sizes, pad: bool, costs: PackCosts, one_sum: bool) -> Batching:
-        """Measure an epoch. `pad`: a batch is padded to its longest sample, and not joined to one sequence."""
+        """Compute waits and padding. `pad`: batches are padded to their longest sample, not joined to one sequence."""
         loads = pack_loads(self.batches, sizes, pad)
         seconds = costs.waited_for(loads, (*LOADS, *sizes.more), one_sum)
         return Batching(
@@ -178,7 +179,7 @@ class Order:
 
 
 def _on_ranks(iterations: Ints, seconds: Floats, counts: Ints) -> OnRanks:
-    """Measure iterations [I, D, M] of batches with `seconds` [P, parts] and `counts` [P] samples."""
+    """Compute what iterations [I, D, M] cost; of batches: `seconds` [P, parts], `counts` [P] of samples."""
     of_ranks = metrics.rank_loads(iterations, seconds)
     ranks, samples = iterations.shape[1], int(metrics.rank_loads(iterations, counts).sum())
     busy = float(of_ranks.max(axis=1).sum())
@@ -186,7 +187,8 @@ def _on_ranks(iterations: Ints, seconds: Floats, counts: Ints) -> OnRanks:
 
 
 def _step(samples: int) -> Check[list[list[list[int]]]]:
-    """Return the schema of a line: with microbatches or, as most samplers give them, without."""
+    """Return a function that checks an order's line and returns its sample numbers by rank and microbatch; a line that
+    names no microbatches has one a rank."""
     batch = listing(integer(0, samples - 1))
     plain, nested = listing(batch, least=1), listing(listing(batch, least=1), least=1)
 
@@ -203,7 +205,7 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def _numbered(batch: list[int], batches: list[list[int]]) -> int:
-    """Append a batch to `batches`, and return its number there."""
+    """Append a batch to `batches`, and return its number there; an empty one is not appended: `EMPTY_PACK`."""
     if not batch:
         return EMPTY_PACK
     batches.append(batch)

@@ -56,7 +56,7 @@ class Corpus:
     """Folder for what is too large for memory; None: the system's for temporary files."""
 
     def __post_init__(self) -> None:
-        """Raise UserError if sizes, sources and groups do not match."""
+        """Raise UserError if sizes, sources and groups differ in samples, or a weight is not above 0."""
         if sum(source.samples for source in self.sources) != len(self.sizes):
             raise UserError(f"sources have {sum(s.samples for s in self.sources)} samples, sizes {len(self.sizes)}")
         for source in self.sources:
@@ -67,7 +67,7 @@ class Corpus:
 
     @classmethod
     def load(cls, paths: Sequence[str | Path], more: Sequence[str] = ()) -> "Corpus":
-        """Read sizes files as the sources of one corpus; `more` names further sizes. Large folders stay on disk."""
+        """Read sizes files, each a source of one corpus; `more` names further sizes. Large folders stay on disk."""
         files = [Sizes.load(path, more, on_disk=True) for path in paths]
         sources = (CorpusSource(str(path), len(sizes)) for path, sizes in zip(paths, files, strict=True))
         return cls(Sizes.concatenate(files), tuple(sources))
@@ -93,7 +93,7 @@ class Corpus:
 
     @property
     def supervised_share(self) -> float | None:
-        """Fraction of all tokens that count in the loss; None: unknown."""
+        """Fraction of all tokens that count in the loss, at least 0.001; None: unknown."""
         if self.supervised is None:
             return None
         return max(float(self.supervised.sum()) / max(1, int(self.sizes.tokens.sum())), 1e-3)
@@ -104,7 +104,7 @@ class Corpus:
         return cls(sizes, (CorpusSource("", len(sizes)),))
 
     def weighted(self, weights: Sequence[float]) -> "Corpus":
-        """Return the corpus with these weights of its sources."""
+        """Return the corpus with these weights of its sources, in order. Raises UserError unless there is one each."""
         if len(weights) != len(self.sources):
             raise UserError(f"{len(weights)} weights for {len(self.sources)} inputs: give one each")
         sources = (replace(source, weight=weight) for source, weight in zip(self.sources, weights, strict=True))
@@ -116,7 +116,7 @@ class Corpus:
         return replace(self, groups=np.array([numbers.setdefault(str(value), len(numbers)) for value in values]))
 
     def take(self, samples: Ints) -> "Corpus":
-        """Return the corpus of some samples, which ascend, in memory; without groups and lines."""
+        """Return the corpus of these samples alone, ascending, in memory, numbered anew; without groups and lines."""
         ends = np.searchsorted(samples, np.cumsum([source.samples for source in self.sources]))
         counts = np.diff(ends, prepend=0).tolist()
         sources = tuple(replace(source, samples=n) for source, n in zip(self.sources, counts, strict=True))
@@ -124,22 +124,22 @@ class Corpus:
         return Corpus(self.sizes.take(samples), sources, supervised=supervised)
 
     def in_memory(self) -> "Corpus":
-        """Return the corpus with no array on disk."""
+        """Return the corpus with its sizes in memory, where they are files mapped from disk."""
         if not is_mapped(self.sizes.tokens):
             return self
         return replace(self, sizes=self.sizes.take(np.arange(len(self.sizes))))
 
     @property
     def is_plain(self) -> bool:
-        """Whether an epoch has every sample once."""
+        """Whether all sources have weight 1, so that an epoch has every sample once."""
         return all(source.weight == 1.0 for source in self.sources)
 
     def source_numbers(self) -> Ints:
-        """Return the source of each sample, [N]."""
+        """Return the number of each sample's source, [N]."""
         return np.repeat(np.arange(len(self.sources)), [source.samples for source in self.sources])
 
     def origin_of(self, sample: int) -> dict[str, Any]:
-        """Return the file of a sample, and its line or row there."""
+        """Return the file of a sample as a record, and its line there (from 1) or its row (from 0)."""
         first = 0
         for source in self.sources:
             if sample < first + source.samples:
@@ -149,14 +149,14 @@ class Corpus:
         raise IndexError(sample)
 
     def epochs_to_see_all(self) -> int:
-        """Return the epochs until all samples of sources with fractional weights are seen, at most `MOST_EPOCHS`."""
+        """Return the fewest epochs in which each source is seen a whole number of times, at most `MOST_EPOCHS`."""
         for epochs in range(1, MOST_EPOCHS):
             if all(math.isclose(epochs * source.weight, round(epochs * source.weight)) for source in self.sources):
                 return epochs
         return MOST_EPOCHS
 
     def epoch_samples(self, epoch: int, seed: int, packed: NDArray[np.bool_], most_sub_epochs: int) -> list[Ints]:
-        """Return the samples of each sub-epoch of an epoch, ascending.
+        """Return the numbers of the samples of each sub-epoch of an epoch, ascending; weights above 1 repeat some.
 
         1. Epoch e takes floor((e + 1) w n) - floor(e w n) of n samples of weight w, continuing a random order of the
            source's samples where epoch e - 1 stopped, cyclically.
@@ -164,7 +164,7 @@ class Corpus:
            them in turn: each has the same mix of sources, and no sample twice if there are enough sub-epochs.
 
         Args:
-            packed: the samples that may be taken, [N].
+            packed: whether each sample may be taken, [N].
             most_sub_epochs: 1 or more.
         """
         sub_epochs = min(most_sub_epochs, max(math.ceil(source.weight) for source in self.sources))

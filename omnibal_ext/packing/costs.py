@@ -47,7 +47,7 @@ class PackCosts:
 
     @classmethod
     def of_profile(cls, profile: Profile) -> "PackCosts":
-        """Sum the layers of a profile, measured or analytic."""
+        """Return the costs of a profile, measured or analytic: its layers summed by part of the model."""
         there = {*ALWAYS, *map(modality_of, profile.chain)}
         parts = {one.name: {CONSTANT: 0.0, one.size: 0.0} for one in MODALITIES if one in there}
         parts[LANGUAGE.name]["attention"] = 0.0
@@ -74,9 +74,9 @@ class PackCosts:
         llm_budget: int = 4096,
         **further: int,
     ) -> "PackCosts":
-        """Count a model's operations (`costs.analytic`); `further`: budgets under their keys, such as `audio_budget`.
+        """Return the costs of a model (preset or folder; None: a default), by counting operations (`costs.analytic`).
 
-        Raises UserError for unknown models and devices.
+        `further`: budgets under their keys, such as `audio_budget`. Raises UserError for unknown models and devices.
         """
         if unknown := further.keys() - {one.budget for one in FURTHER}:
             raise TypeError(f"no budget is called {', '.join(sorted(unknown))}")
@@ -97,7 +97,7 @@ class PackCosts:
         device: str | None,
         budgets: Budgets,
     ) -> "PackCosts":
-        """Read a profile.json or, where none is given, count the operations of a model (`of_model`)."""
+        """Return the costs of a profile.json or, where none is given, of a model by its operations (`of_model`)."""
         if profile:
             return cls.of_profile(Profile.load(profile))
         return cls._counted(model, device or DEFAULT_DEVICE, budgets)
@@ -109,7 +109,7 @@ class PackCosts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "PackCosts":
-        """Read a record of `to_record`. Raises UserError if it is invalid."""
+        """Return the costs in a record of `to_record`. Raises UserError if it is invalid."""
         checked = COSTS("costs", record)
         return cls(checked["parts"], checked.get("origin", ""))
 
@@ -120,7 +120,7 @@ class PackCosts:
     def seconds(self, loads: NDArray[np.int64], names: Sequence[str]) -> Floats:
         """Return the seconds of each pack in each part, [P, parts]; `loads` [P, K] has a column for each of `names`.
 
-        A part without load in a pack is skipped, fixed cost included.
+        A part of which a pack has no load takes 0 seconds: its fixed cost is left out too.
         """
         result = np.zeros((len(loads), len(self.parts)))
         for part, costs in enumerate(self.parts.values()):
@@ -141,19 +141,20 @@ class PackCosts:
         return PackCosts(each).waited_for(sample_loads(sizes), (*LOADS, *sizes.more), one_sum)
 
     def waited_for(self, loads: NDArray[np.int64], names: Sequence[str], one_sum: bool) -> Floats:
-        """Return `seconds`, or with `one_sum` (each rank runs all parts) their sum over parts, [P, 1]."""
+        """Return packs' seconds in each part of the model, as ranks wait there for the slowest: `seconds`, [P, parts];
+        with `one_sum` (each rank runs all parts) their sum, [P, 1]."""
         seconds = self.seconds(loads, names)
         return seconds.sum(axis=1, keepdims=True) if one_sum else seconds
 
 
 def are_patches(sizes: Sizes) -> bool:
-    """Say whether a sample has more tiles than images are cut into."""
+    """Say whether tiles can only be patches: a sample has more than `MOST_TILES`, more than images are cut into."""
     most = sizes.most(VISION.size)
     return most > MOST_TILES
 
 
 def refuse_unpriced(sizes: Sizes, budgets: Budgets) -> None:
-    """Raise UserError where tiles can only be patches, and the model by default would price each as a tile."""
+    """Raise UserError where tiles can only be patches, which the default model would price as whole tiles."""
     if are_patches(sizes) and not any(budgets.get(one.size) for one in FURTHER if one.priced_by):
         raise UserError(
             f"sample {int(sizes.tiles.argmax())} has {sizes.tiles.max()} tiles, more than {MOST_TILES}: these can only "

@@ -13,7 +13,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A random fraction `share` of the samples. `packed`: an index has only these; else it has all others."""
+    """A random fraction `share` of the samples, for evaluation. `packed`: an index has these alone; else all others."""
 
     share: float
     seed: int
@@ -21,7 +21,7 @@ class HeldOut:
 
     @classmethod
     def left_out_by(cls, index: PackedIndex) -> "HeldOut":
-        """Return the samples held out of an index, to pack them. Raises UserError if none are."""
+        """Return which samples an index held out, so that these alone are packed. Raises UserError if it has all."""
         drawn = index.manifest["built_from"].get("held_out", {})
         if drawn.get("packed", True):
             raise UserError(f"--held-out-of {index.folder}: leaves no samples out; pack it with --held-out SHARE")
@@ -32,7 +32,7 @@ class HeldOut:
         return asdict(self)
 
     def draw(self, count: int) -> NDArray[np.bool_]:
-        """Return which of `count` samples are held out, [count]: `share` x `count`, rounded.
+        """Return whether each of `count` samples is held out, [count]: `share` x `count` of them, rounded.
 
         Raises:
             UserError: none or all would be held out.

@@ -86,17 +86,18 @@ def pack(
 
 
 def whole(name: str, value: Any, least: int = 0) -> int:
-    """Return a whole number, numpy's as Python's. Raises UserError for others and those below `least`."""
+    """Return `value` as an int, numpy's too. Raises UserError, with `name`, unless it is whole and at least `least`."""
     return integer(least)(name, int(value) if isinstance(value, np.integer) else value)
 
 
 def _usual_effort(samples: int) -> float:
-    """Return the default effort of making packs equal: more brings next to nothing, up to 4,000 samples."""
+    """Return the default effort of making packs equal, in nominal seconds: more brings next to nothing, up to 4,000
+    samples."""
     return min(0.5, max(0.05, 1.25e-4 * samples))
 
 
 def _report(sizes: Sizes, sample: int, count: int, budgets: str, beyond: str) -> None:
-    """Say that samples are beyond a budget. Raises UserError unless they are dropped."""
+    """Print that `count` samples are left out, first `sample`; with `beyond` "error" raise UserError instead."""
     what = f"sample {sample} has {sizes.tiles[sample]} tiles and {sizes.tokens[sample]} tokens, a pack holds {budgets}"
     if beyond == "error":
         raise UserError(f'{what}: raise the budgets, or leave such samples out with beyond="drop" ({count} here)')
@@ -124,7 +125,7 @@ def _level(
 
 
 def warm_up() -> None:
-    """Compile the packer into numba's cache: what the first calls on a machine would do, for tiles and for patches."""
+    """Pack a few samples, so that numba compiles the packer, for tiles and for patches, before a first call has to."""
     samples = np.arange(150)
     for tiles in (samples % 6, samples):  # of which there are few sizes, and many
         pack(tiles, 10 + 7 * (samples % 50), vit_budget=300, llm_budget=1000)

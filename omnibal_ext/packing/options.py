@@ -16,7 +16,7 @@ WAIT = 0.003
 
 @dataclass(frozen=True, slots=True)
 class PackOptions:
-    """Options of a packing."""
+    """How a corpus is packed: method, budgets, ranks, epochs and effort, as the flags of `omnibal pack` say."""
 
     method: str = "balanced"
     vit_budget: int = 0
@@ -70,7 +70,7 @@ class PackOptions:
         self._check_method_of_widths()
 
     def _check_method_of_widths(self) -> None:
-        """Raise UserError for options that wide packs exclude."""
+        """Raise UserError for options that cannot be together with packs wider than a rank."""
         if not self.wide:
             return
         shown = f"--widths {','.join(map(str, self.widths))}"
@@ -88,7 +88,7 @@ class PackOptions:
 
     @property
     def held(self) -> str:
-        """The widest pack's budgets, as text."""
+        """Budgets of the widest pack, in words for messages."""
         ranks = self.widths[-1]
         together = f" on {ranks} ranks" if ranks > 1 else ""
         further = "".join(f", {self.budgets[one.size]} {one.units}" for one in FURTHER if one.size in self.budgets)
@@ -96,12 +96,12 @@ class PackOptions:
 
     @property
     def all_budgets(self) -> Budgets:
-        """Budgets of tiles, tokens and further sizes."""
+        """Budgets of one rank by name of size: tiles, tokens and further ones."""
         return {VISION.size: self.vit_budget, LANGUAGE.size: self.llm_budget, **self.budgets}
 
     @property
     def wide(self) -> bool:
-        """Whether packs may be wider than a rank."""
+        """Whether several ranks may run a pack together."""
         return self.widths != (1,)
 
     @property
@@ -111,11 +111,11 @@ class PackOptions:
 
     @property
     def one_sum(self) -> bool:
-        """Whether a rank's seconds of all parts of the model add up."""
+        """Whether a rank runs all parts of the model, so that their seconds add up: without a pipeline."""
         pipeline = self.pipeline_model_parallel_size
         return self.micro_batches == 1 if pipeline is None else pipeline == 1
 
     @property
     def global_batch(self) -> int:
-        """Packs of one iteration."""
+        """Packs of one iteration: data-parallel ranks x microbatches."""
         return self.data_parallel_size * self.micro_batches

@@ -46,17 +46,17 @@ class Epoch(NamedTuple):
 
     @property
     def packs(self) -> PackList:
-        """All packs of an epoch that is in memory."""
+        """All packs as one list; reads `pieces`, which a large corpus gives only once."""
         return PackList.concatenate([piece.packs for piece in self.pieces])
 
     @property
     def loads(self) -> Ints:
-        """The loads of `packs`."""
+        """Loads of `packs`, [P, K]; reads `pieces` too."""
         return np.concatenate([piece.loads for piece in self.pieces])
 
 
 def pack(sizes: Sizes, options: PackOptions, seed: int) -> PackList:
-    """Pack samples that all fit the budgets, by the method of `options`."""
+    """Return packs of samples that all fit the budgets, made by `options.method`; in no order of iterations yet."""
     packers: dict[str, Callable[[], PackList]] = {
         "balanced": lambda: pack_balanced(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
         "isf": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
@@ -72,13 +72,14 @@ def pack(sizes: Sizes, options: PackOptions, seed: int) -> PackList:
 def pack_epoch(
     corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, epoch: int, make: Pack = pack
 ) -> Epoch:
-    """Pack one epoch by `make`, and order its packs by iteration.
+    """Pack one epoch by `make`, and order its packs by iteration. `reasons`: of each sample 0, or why it fits no pack.
 
     1. Take the samples of each sub-epoch; those with `reasons` above 0 are left out or get packs of their own.
     2. Pack each exchange group of each sub-epoch separately.
-    3. Equalize and order the packs of each sub-epoch; all leftover packs come last. Where it has many times `MANY`
-       packs, do 2 and 3 for the longest of as many twins, and deal the other samples out alike. More than `AT_ONCE`
-       samples without twins are random sub-epochs.
+    3. Equalize and order the packs of each sub-epoch; all leftover packs come last.
+    4. Where packs number at least 2 `MANY` (131,072), or samples exceed `AT_ONCE` (8 million), divide the work: alike
+       samples form sets (`Twins`), 2 and 3 run once for the longest of each set, and each copy of the others takes
+       their places. More than `AT_ONCE` samples without twins are random sub-epochs.
 
     Raises:
         UserError: the weights leave no sample.
@@ -110,7 +111,8 @@ def pack_epoch(
 
 
 def _epoch(work: "_Work", parts: Iterable[Twins | Ints], epoch: int, is_one: bool) -> Epoch:
-    """Pack and order sub-epochs, given as twins or as numbers of samples; large ones as they are read."""
+    """Pack and order sub-epochs, given as twins or as sample numbers; of more than `AT_ONCE` samples in all, packs are
+    made only when they are read."""
     groups: list[int] = []
     pieces = _pieces(work, parts, groups, epoch if is_one and work.options.micro_batches == 1 else None)
     if len(work.corpus.sizes) <= AT_ONCE:
@@ -123,7 +125,7 @@ def _pieces(
 ) -> Iterator[LoadedPacks]:
     """Yield the packs of sub-epochs, then all leftover packs; add the iterations of each sub-epoch to `groups`.
 
-    Iterations of epoch `alike`, if given, that complete the last one of later passes, cost what leftover packs do.
+    `alike`: an epoch's number; its iterations that later passes split are chosen to cost what leftover packs do.
     """
     batch, balanced, leftover = work.options.global_batch, work.options.method == "balanced", work.none
     for part in parts:
@@ -153,7 +155,7 @@ class _Work(NamedTuple):
     """What all sub-epochs of an epoch are packed with.
 
     `whole` and `of_twins` return a sub-epoch's packs in the order of its iterations, the number of iterations, and the
-    leftover packs, which fill none.
+    leftover packs, which fill none. Their `others` are leftover packs of earlier sub-epochs.
     """
 
     corpus: Corpus
@@ -165,7 +167,7 @@ class _Work(NamedTuple):
 
     @property
     def none(self) -> LoadedPacks:
-        """No packs."""
+        """An empty list of packs."""
         nothing = PackList.concatenate([])
         return LoadedPacks(nothing, pack_loads(nothing, self.corpus.sizes))
 
@@ -174,7 +176,7 @@ class _Work(NamedTuple):
 
     @property
     def may_divide(self) -> bool:
-        """Whether samples are many, and any may share packs."""
+        """Whether samples are so many that an epoch is packed in divisions, and any of them may share packs."""
         sizes, options = self.corpus.sizes, self.options
         alone = options.oversize == "alone" and bool(self.reasons.any())
         if options.method != "balanced" or options.wide or alone or self.corpus.groups is not None:
@@ -182,8 +184,8 @@ class _Work(NamedTuple):
         return len(sizes) > AT_ONCE or lower_bound_packs(sizes, options.all_budgets) >= 2 * MANY
 
     def twins_of(self, packed: NDArray[np.bool_]) -> Twins | None:
-        """Return twins of which a copy fills about `MANY` packs and has about `AT_ONCE` samples, or more where these
-        would be less than `ITERATIONS` iterations; None if samples are few, or have no twins."""
+        """Divide `packed` samples into twins, of which a copy fills about `MANY` packs and has about `AT_ONCE` samples,
+        or more where these would be less than `ITERATIONS` iterations; None for one copy, or samples too different."""
         types = count_types(self.corpus, packed, self.options.all_budgets)
         if types is None:
             return None
@@ -194,7 +196,8 @@ class _Work(NamedTuple):
         return twins if twins is not None and twins.are_alike else None
 
     def whole(self, samples: Ints, others: LoadedPacks) -> tuple[Iterable[LoadedPacks], int, LoadedPacks]:
-        """Pack and order samples, which ascend, together."""
+        """Pack and order samples, whose numbers ascend; return the packs of complete iterations, how many iterations
+        these are, and leftover packs. `others`: leftover packs of earlier sub-epochs."""
         if len(self.corpus.sizes) > AT_ONCE and self.corpus.is_plain and self.may_divide:
             ordered = self.taken(samples, others)
         else:
@@ -209,7 +212,8 @@ class _Work(NamedTuple):
         return [ordered[:complete]], complete // self.options.global_batch, ordered[complete:]
 
     def of_twins(self, twins: Twins, others: LoadedPacks) -> tuple[Iterable[LoadedPacks], int, LoadedPacks]:
-        """Pack and order the longest of twins for all copies, and what is left, whose iterations go between theirs."""
+        """Pack and order the longest of each set of twins, put every copy in their places, pack what is left, and mix
+        the iterations of both; return as `whole` does."""
         batch, made = self.options.global_batch, self.make(twins.head.sizes, self.options, self.seed)
         first = order_packs(twins.head, made, self.options, self.costs, self.seed)
         complete = max(0, len(first) // batch - 1)  # some packs more to mix with
@@ -226,7 +230,7 @@ class _Work(NamedTuple):
         return copies(), twins.count * complete + whole, last[whole * batch :]
 
     def taken(self, samples: Ints, others: LoadedPacks) -> LoadedPacks:
-        """Return the packs, in order, of samples, which ascend, as of a corpus that has these alone."""
+        """Pack and order some samples (numbers ascend) as if the corpus had these alone; return the packs."""
         own, local = self.corpus.take(samples), np.searchsorted(samples, others.packs.sample_ids)
         local[samples[np.minimum(local, len(samples) - 1)] != others.packs.sample_ids] = -1
         others_here, made = PackList(others.packs.pack_offsets, local), self.make(own.sizes, self.options, self.seed)
@@ -235,7 +239,7 @@ class _Work(NamedTuple):
 
 
 def _pack_wide(corpus: Corpus, parts: list[Ints], options: PackOptions, costs: PackCosts, seed: int) -> Epoch:
-    """Pack sub-epochs with packs of several widths and assign slots; narrow iterations, if any, come first."""
+    """Pack sub-epochs with packs of several widths and assign slots; iterations of one-rank packs, if any, first."""
     scheduled = []
     if options.narrow_first:
         narrow, parts[0] = narrow_iterations(corpus, parts[0], partial(_exchange_groups, corpus), options, costs, seed)
@@ -268,7 +272,7 @@ def _pack_sub_epoch(work: _Work, samples: Ints) -> tuple[PackList, Ints]:
 
 
 def _exchange_groups(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
-    """Yield exchange groups: samples of one corpus group that may share packs, none twice."""
+    """Yield exchange groups: numbers of `samples` that may share packs, of one corpus group, none twice."""
     if len(samples) == 0:
         return
     if corpus.groups is None and (samples[1:] > samples[:-1]).all():  # no copies
@@ -282,7 +286,7 @@ def _exchange_groups(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
 
 
 def baseline_order(packs: int, options: PackOptions, seed: int) -> Ints:
-    """Return the running order of a baseline's packs: random packs, or random iterations."""
+    """Return the numbers of a baseline's packs in the order they run: random packs, or random whole iterations."""
     generator = np.random.default_rng((seed, 1))
     if options.method in ("isf", "random"):
         return generator.permutation(packs)

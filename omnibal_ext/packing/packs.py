@@ -29,11 +29,11 @@ class PackList:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Samples of each pack, [P]."""
+        """Number of samples in each pack, [P]."""
         return np.diff(self.pack_offsets)
 
     def reordered(self, order: NDArray[np.int64]) -> "PackList":
-        """Return the packs in another order: new pack i is old pack `order[i]`."""
+        """Return the packs of these numbers in this order: new pack i is old pack `order[i]`."""
         counts = self.pack_offsets[order + 1] - self.pack_offsets[order]
         offsets = offsets_of(counts)
         # Position j of new pack i reads old position start(order[i]) + j.
@@ -54,7 +54,7 @@ class PackList:
 
     @classmethod
     def concatenate(cls, parts: Sequence["PackList"]) -> "PackList":
-        """Concatenate packs."""
+        """Concatenate lists of packs, in order; an empty list if there are none."""
         if not parts:
             return cls(np.zeros(1, np.int64), np.zeros(0, np.int64))
         if len(parts) == 1:
@@ -67,7 +67,7 @@ class PackList:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPacks:
-    """Packs and their loads."""
+    """Packs and the loads of each: tiles, tokens, attention and further sizes."""
 
     packs: PackList
     loads: NDArray[np.int64]  # [P, K]
@@ -77,7 +77,7 @@ class LoadedPacks:
         return LoadedPacks(self.packs.between(first, end), self.loads[first:end])
 
     def reordered(self, order: NDArray[np.int64]) -> "LoadedPacks":
-        """Return the packs in another order: new pack i is old pack `order[i]`."""
+        """Return the packs of these numbers in this order: new pack i is old pack `order[i]`."""
         return LoadedPacks(self.packs.reordered(order), self.loads[order])
 
     @classmethod
@@ -87,14 +87,14 @@ class LoadedPacks:
 
 
 def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [0, c0, c0+c1, ...]."""
+    """Return where packs of `counts` samples begin, and the last one ends: [0, c0, c0 + c1, ...]."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
 def sample_loads(sizes: Sizes) -> NDArray[np.int64]:
-    """Return the loads of each sample as a pack of its own, [N, K]."""
+    """Return each sample's loads, alone in a pack: tiles, tokens, squared tokens, further sizes: [N, K]."""
     tokens = sizes.tokens
     return np.column_stack([sizes.tiles.astype(np.int64), tokens, tokens * tokens, *sizes.more.values()])
 

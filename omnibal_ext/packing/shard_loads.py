@@ -14,7 +14,7 @@ EXCHANGED = "exchanged"
 
 
 def shard_loads(packs: PackList, sizes: Sizes, widths: Ints) -> Ints:
-    """Return the loads of each pack's fullest shard, in every column, and tokens sent: [P, K + 1].
+    """Return the most of each load that one of a pack's ranks has, and the tokens it sends to the others: [P, K + 1].
 
     Tiles and further sizes divide evenly; the attention of cut documents is divided by heads.
     """
@@ -31,7 +31,7 @@ def shard_loads(packs: PackList, sizes: Sizes, widths: Ints) -> Ints:
 
 
 def tokens_cut(packs: PackList, sizes: Sizes, widths: Ints) -> Ints:
-    """Return the tokens of each pack that are in documents cut between ranks, [P]."""
+    """Return, of each pack [P], the tokens in documents that are cut between the ranks of its team."""
     cut = np.zeros(len(packs), np.int64)
     for pack in np.flatnonzero(widths > 1):
         held = packs.sample_ids[packs.pack_offsets[pack] : packs.pack_offsets[pack + 1]]

@@ -65,7 +65,7 @@ def tokens_sent(cut: int, width: int) -> int:
 
 
 def _place_complete(lengths: Sequence[int], width: int, most: int, emptiest: bool) -> list[int]:
-    """Return the rank of every document that stays complete, -1 for the others."""
+    """Return the rank of each document, the emptiest (or fullest) with room, of `most` tokens; -1: must be cut."""
     ranks, left = [-1] * len(lengths), [most] * width
     for document in sorted(range(len(lengths)), key=lambda document: -lengths[document]):
         with_room = [rank for rank in range(width) if left[rank] >= lengths[document]]
@@ -81,7 +81,7 @@ def _tokens_cut(lengths: Sequence[int], ranks: Sequence[int]) -> int:
 
 
 def _pour(lengths: Sequence[int], ranks: Sequence[int], width: int, most: int) -> list[list[TokenSpan]]:
-    """Return the spans of each rank; documents without a rank fill the remaining room."""
+    """Return each rank's spans: its complete documents; those of rank -1 are cut over the room that is left."""
     spans: list[list[TokenSpan]] = [[] for _ in range(width)]
     left = [most] * width
     for document, rank in enumerate(ranks):

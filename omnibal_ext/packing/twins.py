@@ -30,7 +30,7 @@ CHANGED = "the sizes have changed while they were packed; leave their files alon
 
 
 class Types(NamedTuple):
-    """Samples by type: type t of tokens and row r of kinds is number r x columns + t."""
+    """How many samples are of each type. Row r is a source and tiles, column t tokens: type r x columns + t."""
 
     kinds: Ints  # [R] ascending: source x (most tiles + 1) + tiles
     most_tiles: int
@@ -38,16 +38,16 @@ class Types(NamedTuple):
     supervised: Ints  # [R, columns] sum of their supervised tokens
 
     def totals(self) -> dict[str, int]:
-        """Return the units of all samples by size."""
+        """Return the tiles and the tokens of all samples together, by name of size."""
         tokens = self.counts.sum(axis=0) @ np.arange(self.counts.shape[1])
         return {VISION.size: int(self.counts.sum(axis=1) @ self.tiles()), LANGUAGE.size: int(tokens)}
 
     def tiles(self) -> Ints:
-        """Return the tiles of each row."""
+        """Return the tiles of a sample of each row, [R]."""
         return self.kinds % (self.most_tiles + 1)
 
     def in_pieces(self, corpus: Corpus, packed: NDArray[np.bool_]) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the numbers and the types of `packed` samples. Raises UserError if they were not counted."""
+        """Yield numbers and types of `packed` samples, some at a time. Raises UserError for types not counted."""
         row_of = np.zeros(int(self.kinds[-1]) + 1, np.int64)
         row_of[self.kinds] = np.arange(len(self.kinds))
         for numbers, kinds in _kinds_in_pieces(corpus, packed, self.most_tiles):
@@ -67,8 +67,8 @@ def _kinds_in_pieces(corpus: Corpus, packed: NDArray[np.bool_], most_tiles: int)
 
 
 def count_types(corpus: Corpus, packed: NDArray[np.bool_], budgets: Budgets) -> Types | None:
-    """Count the `packed` samples [N], which fit the budgets, by type; None if types are too many, or samples have
-    further sizes or groups."""
+    """Count the samples with `packed` [N], which fit the budgets, by type; return None if types are too many, or
+    samples have further sizes or groups."""
     most_tiles, most_tokens = (min(corpus.sizes.most(size), budgets[size]) for size in (VISION.size, LANGUAGE.size))
     columns = most_tokens + 1
     most_kinds = len(corpus.sources) * (most_tiles + 1)
@@ -89,7 +89,7 @@ def count_types(corpus: Corpus, packed: NDArray[np.bool_], budgets: Budgets) -> 
 
 
 class Twins:
-    """Sets of `count` samples with equal tiles and source and nearly equal tokens; a copy has one of each.
+    """Sets of `count` samples with equal tiles and source and nearly equal tokens; a copy has one of each set.
 
     Each row of types is cut into sets from its longest sample on; its shortest few are in none.
     """
@@ -122,7 +122,7 @@ class Twins:
         return Sizes(self._types.tiles()[rows].astype(np.int32), tokens)
 
     def deal(self, packs: PackList) -> Ints:
-        """Put samples with their copies, which take the places of `packs` of the head; return all others, ascending."""
+        """Assign samples to copies, on disk, for the sets in `packs` of the head; return all others, ascending."""
         counts, kept = self._types.counts.ravel(), np.zeros(len(self.head.sizes), np.bool_)
         kept[packs.sample_ids] = True
         self._packs = PackList(packs.pack_offsets, (np.cumsum(kept) - 1)[packs.sample_ids])
@@ -138,7 +138,7 @@ class Twins:
         return np.concatenate(left)
 
     def copy(self, number: int) -> LoadedPacks:
-        """Return the packs of `deal` with the samples of a copy."""
+        """Return the packs that `deal` was given, each place of a longest taken by this copy's sample of the set."""
         held = np.sort(self._held[number])  # by type, so by set
         release(self._held)
         packs, numbers = self._packs, held & ((1 << NUMBER_BITS) - 1)
@@ -160,7 +160,7 @@ def _deal(
     filled: Ints,
     held: Ints,
 ) -> NDArray[np.bool_]:
-    """Append samples to the copies that have them; return which are in none.
+    """Append samples to the copies that have them, in `held`; return which are in none, [n].
 
     The samples of a set go to the copies in turn, from a random one on.
 

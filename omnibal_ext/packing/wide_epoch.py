@@ -35,7 +35,10 @@ SHORT = 16
 def pack_wide(
     corpus: Corpus, exchange_groups: Sequence[Ints], options: PackOptions, costs: PackCosts, seed: int
 ) -> SlottedPacks:
-    """Pack a sub-epoch and assign slots; only samples of one exchange group share packs."""
+    """Pack a sub-epoch with packs of one or more ranks and assign slots; exchange groups share no packs.
+
+    Iterations mix widths, or have one width each, whichever lets ranks wait less.
+    """
     sub_epoch = _SubEpoch(corpus, options, costs, seed)
     found = []
     if len(exchange_groups) == 1 and (mixed := sub_epoch.mixed(exchange_groups[0])):
@@ -101,14 +104,15 @@ class _SubEpoch(NamedTuple):
         return wait(rank_loads(scheduled.slots, self.seconds(scheduled.packs, scheduled.widths)))
 
     def limits(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Return the sizes that have a budget, [n, K], and a rank's budgets, [K]."""
+        """Return the samples' sizes that have a budget, [n, K], and a rank's budgets, [K]."""
         return limited_sizes(self.corpus.sizes.take(samples), self.options)
 
     def widths(self, samples: Ints) -> Ints:
         return sample_widths(self.corpus.sizes.take(samples), self.options, self.options.widths)
 
     def mixed(self, samples: Ints) -> SlottedPacks | None:
-        """Return iterations of mixed widths; None if there are no wide packs, no narrow samples, or no solution."""
+        """Pack samples to iterations that mix packs of one and of several ranks; None if samples are all for one of
+        these, or those for one rank do not fit into the slots left."""
         of_samples = self.widths(samples)
         packs, widths = self._wide(samples, of_samples)
         ids = samples[of_samples == 1]
@@ -125,7 +129,7 @@ class _SubEpoch(NamedTuple):
         return SlottedPacks(found.packs, found.widths, generator.permutation(found.slots))
 
     def single_width(self, exchange_groups: Sequence[Ints]) -> SlottedPacks:
-        """Return iterations of one width each: wide packs, filled to equal cost; then narrow packs as usual."""
+        """Pack samples to iterations of one width each: of several ranks, filled to equal cost; then of one."""
         data_parallel, micro_batches = self.options.data_parallel_size, self.options.micro_batches
         found, left = self._wide_iterations(exchange_groups)
         narrow, group_of_pack = self.narrow(left)
@@ -149,7 +153,7 @@ class _SubEpoch(NamedTuple):
         return SlottedPacks(PackList.concatenate(all_packs), np.concatenate(widths), slots)
 
     def _last(self, packs: PackList, divide: bool) -> SlottedPacks:
-        """Assign slots to leftover narrow packs; `divide`: repack their samples first, balanced over all ranks."""
+        """Assign slots to leftover packs of one rank; `divide`: repack their samples first, balanced over all ranks."""
         widths, ranks = np.ones(len(packs), np.int64), (self.options.data_parallel_size, self.options.micro_batches)
         if divide:
             ids = packs.sample_ids
@@ -163,7 +167,7 @@ class _SubEpoch(NamedTuple):
         return SlottedPacks(packs, widths, fill_fewest_iterations(np.arange(len(packs)), seconds, widths, *ranks))
 
     def _wide_iterations(self, exchange_groups: Sequence[Ints]) -> tuple[list[SlottedPacks], list[Ints]]:
-        """Return iterations of each width above 1, and the samples that remain of each exchange group."""
+        """Return iterations of each width above 1, and the samples of each group that are left for one rank."""
         pools, found, first = [self._pool(ids[self.widths(ids) == 1]) for ids in exchange_groups], [], 0
         per_group = [self._wide(ids, self.widths(ids)) for ids in exchange_groups]
         for width in self.options.widths:
@@ -187,9 +191,9 @@ class _SubEpoch(NamedTuple):
     def _iterations_of_width(
         self, width: int, packs: PackList, of: Ints, pools: list[Pool], first: int
     ) -> SlottedPacks:
-        """Group packs of one width into iterations and fill them with short samples.
+        """Group packs of one width into iterations and fill them with short samples; `of`: each pack's pool, [P].
 
-        The last iteration is completed with packs of short samples alone.
+        The last iteration is completed with packs of short samples alone. Slots number packs from `first` on.
         """
         teams = self.options.data_parallel_size // width
         size, count = teams * self.options.micro_batches, len(packs)
@@ -211,7 +215,7 @@ class _SubEpoch(NamedTuple):
         return SlottedPacks(filled, widths, np.repeat(np.where(slots >= 0, slots + first, slots), width, axis=1))
 
     def narrow(self, exchange_groups: Sequence[Ints]) -> tuple[PackList, Ints]:
-        """Pack the samples of each exchange group; return the packs and the group of each, [P]."""
+        """Pack samples for one rank, each group apart; return the packs and the number of each one's group, [P]."""
         found = []
         for ids in exchange_groups:
             sizes, options = self.corpus.sizes.take(ids), self.options
@@ -220,7 +224,7 @@ class _SubEpoch(NamedTuple):
         return PackList.concatenate(found), np.repeat(np.arange(len(found)), [len(packs) for packs in found])
 
     def _wide(self, samples: Ints, of_samples: Ints) -> tuple[PackList, Ints]:
-        """Pack the samples of each width above 1 separately."""
+        """Pack the samples of each width above 1 separately; return the packs and their widths, [P]."""
         found, widths = [PackList.concatenate([])], [np.zeros(0, np.int64)]
         for width in self.options.widths:
             ids = samples[of_samples == width]

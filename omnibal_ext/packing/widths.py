@@ -19,11 +19,11 @@ class Budgets(Protocol):
 
     @property
     def vit_budget(self) -> int:
-        """Most tiles."""
+        """Most tiles of a pack on one rank."""
 
     @property
     def llm_budget(self) -> int:
-        """Most tokens."""
+        """Most tokens of a pack on one rank."""
 
     @property
     def budgets(self) -> Mapping[str, int]:
@@ -31,7 +31,7 @@ class Budgets(Protocol):
 
 
 def read_widths(text: str) -> tuple[int, ...] | None:
-    """Read `1,2,4`, or "auto" (None). Raises ValueError."""
+    """Read --widths: `1,2,4` as (1, 2, 4), "auto" as None. Raises ValueError."""
     return None if text == "auto" else tuple(int(width) for width in text.split(","))
 
 
@@ -54,14 +54,14 @@ def check_widths(widths: Sequence[int], data_parallel_size: int) -> None:
 
 
 def sample_widths(sizes: Sizes, budgets: Budgets, widths: Sequence[int]) -> Ints:
-    """Return the smallest of `widths` whose budgets each sample fits, [N]; 0: none."""
+    """Return the smallest of `widths`, numbers of ranks, whose budgets together hold each sample, [N]; 0: none."""
     needed = ranks_needed(sizes, budgets)
     position = np.searchsorted(widths, needed)
     return np.append(widths, 0)[position]
 
 
 def ranks_needed(sizes: Sizes, budgets: Budgets) -> Ints:
-    """Return the number of ranks whose budgets each sample needs, 1 or more, [N]."""
+    """Return how many ranks' budgets it takes together to hold each sample, 1 or more, [N]."""
     columns, limits = limited_sizes(sizes, budgets)
     needed = np.ones(len(sizes), np.int64)
     for values, budget in zip(columns.T, limits.tolist(), strict=True):
@@ -71,7 +71,7 @@ def ranks_needed(sizes: Sizes, budgets: Budgets) -> Ints:
 
 
 def limited_sizes(sizes: Sizes, budgets: Budgets) -> tuple[Ints, Ints]:
-    """Return the sizes of samples that have a budget, tiles and tokens first, [N, K], and a rank's budgets, [K]."""
+    """Return the sizes of samples that have a budget, [N, K], tiles and tokens first, and one rank's budgets, [K]."""
     limits = {name: budget for name, budget in budgets.budgets.items() if budget}
     columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
     return np.column_stack(columns), np.array([budgets.vit_budget, budgets.llm_budget, *limits.values()])

@@ -40,12 +40,13 @@ class Phase(NamedTuple):
         return self.linear * lengths + self.quadratic * lengths**2
 
     def assign(self, units: NDArray[np.generic], ranks: int) -> Ints:
-        """Return the batch, 0 to `ranks` - 1, of each of N samples: int64 [N]."""
+        """Divide N samples into `ranks` batches, the slowest as fast as possible; return each one's batch: int64
+        [N]."""
         seconds = self.seconds(units)
         return assign_padded(seconds, ranks) if self.padded else assign_packed(seconds, ranks)
 
     def of_batches(self, units: NDArray[np.generic], batch: Ints, ranks: int) -> Floats:
-        """Return the seconds of each batch, [ranks]."""
+        """Return the seconds of each batch, [ranks]; `batch` [N] is the number of each sample's."""
         seconds = self.seconds(units)
         if not self.padded:
             return np.bincount(batch, seconds, ranks).astype(np.float64)  # without samples bincount returns integers
@@ -132,7 +133,7 @@ def _level(seconds: Floats, order: Ints, ranks: int) -> Ints:
 
 @numba.njit(cache=True)
 def _divide(full: int, light: int, worth: float, seconds: Floats, loads: Floats, counts: Ints, members: Ints) -> bool:
-    """Divide two ranks' samples as equally as possible; False if that gains no more than `worth`."""
+    """Divide two ranks' samples as equally as possible, in place; False, unchanged, if that gains `worth` at most."""
     split = counts[full]
     both = np.concatenate((members[full, :split], members[light, : counts[light]]))
     total, had = loads[full] + loads[light], 0.0
@@ -159,7 +160,7 @@ def _divide(full: int, light: int, worth: float, seconds: Floats, loads: Floats,
 
 @numba.njit(cache=True)
 def _swap(full: int, light: int, worth: float, seconds: Floats, loads: Floats, counts: Ints, members: Ints) -> bool:
-    """Make two ranks as equal as one swap of samples can; False if that gains no more than `worth`."""
+    """Swap one sample of each of two ranks to make them most equal; False, unchanged, if that gains `worth` at most."""
     gap = loads[full] - loads[light]
     best, mine, other = worth, -1, -1
     for i in range(counts[full]):
@@ -179,7 +180,7 @@ def _swap(full: int, light: int, worth: float, seconds: Floats, loads: Floats, c
 
 @numba.njit(cache=True)
 def _runs(falling: Floats, bound: float) -> Ints:
-    """Divide samples, longest first, into runs as long as `bound` allows: run [N]; [0] if one sample exceeds it."""
+    """Divide samples, longest first, into runs as long as `bound` allows: run [N]; empty if one sample exceeds it."""
     run = np.empty(len(falling), np.int64)
     first, number = 0, 0
     while first < len(falling):

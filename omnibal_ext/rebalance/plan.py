@@ -29,7 +29,7 @@ class PhaseInput(NamedTuple):
 
 
 class PhasePlacement(NamedTuple):
-    """Placement of one phase."""
+    """Which rank runs each sample in one phase, and seconds of the slowest rank."""
 
     rank_of: Ints
     """[N] Rank that runs each sample; the one that read it if it does not take part."""
@@ -76,7 +76,7 @@ def plan_step(
 
 
 def place_batches(batch: Ints, sources: Sequence[tuple[Ints, Floats]], ranks: int, ranks_per_node: int) -> Ints:
-    """Return the rank of each batch, int64 [ranks], a permutation: an assignment problem, solved exactly.
+    """Return the rank of each batch, int64 [ranks], a permutation with the fewest bytes sent between nodes; exact.
 
     Args:
         batch: batch of each sample, [N].

@@ -31,7 +31,7 @@ class PackStream:
     def __init__(
         self, index: PackedIndex, data_parallel_size: int, micro_batches: int, last_iteration: str | None = None
     ) -> None:
-        """Read an index for these ranks; `last_iteration`: None: the index's. Raises UserError for another global
+        """Read an index for these ranks; `last_iteration` None: as the index says. Raises UserError for another global
         batch."""
         if data_parallel_size < 1 or micro_batches < 1:
             raise UserError(
@@ -64,15 +64,15 @@ class PackStream:
         return self.order.first_iteration(1)
 
     def first_iteration(self, epoch: float) -> int:
-        """Return the first iteration that starts in an epoch, which is the number of iterations before it."""
+        """Return the first iteration that starts in an epoch, counted from 0; `epoch` 1.5 is the middle of epoch 1."""
         return self.order.first_iteration(epoch)
 
     def beyond(self, epochs: int) -> int:
-        """Return how many packs of later epochs fill up the iterations of `epochs` epochs; 0 with wide packs."""
+        """Return how many packs of a later epoch complete the last iteration of `epochs` epochs; 0 with wide packs."""
         return self.first_iteration(epochs) * self.order.global_batch - self.order.start_of(epochs)
 
     def of_rank(self, rank: int, iteration: int) -> Iterator[int]:
-        """Yield the packs of a data-parallel rank from an iteration on, without end."""
+        """Yield the pack numbers that a data-parallel rank runs from an iteration on, one at a time, without end."""
         for number in count(iteration):
             yield from self.iterations(number, number + 1)[0, rank].tolist()
 
@@ -100,14 +100,14 @@ class PackStream:
         return slots
 
     def _assigned(self, group: Ints) -> Ints:
-        """Return the packs of an iteration [B], balanced over the ranks: [D, M]."""
+        """Return an iteration's pack numbers [B] assigned to ranks of equal seconds: [D, M]."""
         packs = np.unique(group)  # -1 is an empty pack
         local = np.searchsorted(packs, group)
         seconds = self._index.seconds(np.maximum(packs, 0)) * (packs >= 0)[:, None]
         return packs[balance_iterations(seconds, local[None], self._data_parallel_size)[0]]
 
     def _slots_of(self, groups: Ints, wide: WidePackArrays) -> Ints:
-        """Return the slots of stored iterations [I, B]: as stored, or reassigned for another number of ranks."""
+        """Return the packs in stored iterations' slots [I, B]: [I, D, M], assigned anew for another number of ranks."""
         ranks, micro_batches = self._data_parallel_size, groups.shape[1] // self._data_parallel_size
         tables = np.asarray(wide.pack_seats[groups])
         if self.is_balanced:
@@ -124,7 +124,7 @@ class PackStream:
         return self.order.epoch_at(number * self.order.global_batch)
 
     def samples_before(self, iteration: int) -> int:
-        """Return the samples of all ranks before an iteration; those of a wide pack count once."""
+        """Return how many samples all ranks run before an iteration; those of a wide pack count once."""
         index, starts = self._index, range(0, iteration, 1000)
         counts = np.append(np.diff(index.pack_offsets), 0)  # the last entry is for EMPTY_PACK, -1
         slots = counts / np.append([1] * index.num_packs if index.wide is None else index.wide.pack_widths, 1)

@@ -23,7 +23,7 @@ from omnibal_ext.packing.packs import EMPTY_PACK
 
 
 class EpochOrder:
-    """The pack at each position, as a function of the position alone."""
+    """Which pack runs at each position, counted through all iterations: B positions an iteration."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class EpochOrder:
         complete_iterations: bool,
         epoch_parts: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Order the packs of epochs, so many in each; `complete_iterations`: the last iteration is filled with
-        `EMPTY_PACK`."""
+        """Take each stored epoch's packs, and its sub-epochs' iterations (`epoch_parts`); `complete_iterations`: the
+        last iteration is filled with `EMPTY_PACK`."""
         self.global_batch = global_batch
         self.ends = np.cumsum([0, *epoch_packs])
         self._seed = seed
@@ -60,7 +60,7 @@ class EpochOrder:
         )
 
     def start_of(self, epoch: int) -> int:
-        """Return the first position of an epoch."""
+        """Return the position at which an epoch begins."""
         cycle, section = divmod(epoch, len(self.ends) - 1)
         return cycle * int(self._starts[-1]) + int(self._starts[section])
 
@@ -71,7 +71,7 @@ class EpochOrder:
         return -(-(start + round((epoch - full_epochs) * (end - start))) // self.global_batch)
 
     def epoch_at(self, position: int) -> int:
-        """Return the epoch of a position."""
+        """Return the epoch to which a position of training belongs."""
         cycle, rest = divmod(position, int(self._starts[-1]))
         return cycle * (len(self.ends) - 1) + int(np.searchsorted(self._starts, rest, side="right")) - 1
 
@@ -86,7 +86,7 @@ class EpochOrder:
         return np.concatenate(found)
 
     def remaining_groups(self, iteration: int) -> list[Ints]:
-        """Return the stored groups [G, B] still to run in the epoch of `iteration`, one array per sub-epoch.
+        """Return stored iterations' packs [G, B] still to run in the epoch of `iteration`, one array per sub-epoch.
 
         Empty at the start of an epoch.
         """
@@ -102,7 +102,7 @@ class EpochOrder:
         return np.split(groups, np.flatnonzero(np.diff(sub_epoch)) + 1)
 
     def are_groups(self, iterations: Ints) -> NDArray[np.bool_]:
-        """Return which iterations, given as packs [I, B], are stored groups: [I]."""
+        """Return whether each iteration, given as packs [I, B], is one that is stored as such: [I]."""
         first = iterations[:, 0]
         section = np.searchsorted(self.ends, first, side="right") - 1
         aligned = (first >= 0) & ((first - self.ends[section]) % self.global_batch == 0)
@@ -111,7 +111,7 @@ class EpochOrder:
         return result
 
     def _packs(self, epoch: int, first: int, end: int) -> Ints:
-        """Return the packs at positions `first` to `end` - 1 of an epoch, or to its last."""
+        """Return the packs at positions `first` to `end` - 1 of an epoch, counted in it, or to its last."""
         (head, order, tail), batch = self._arranged(epoch), self.global_batch
         within = np.arange(*np.clip((first - len(head), end - len(head)), 0, len(order) * batch))
         groups = self.ends[epoch % (len(self.ends) - 1)] + order[within // batch] * batch + within % batch
@@ -147,5 +147,5 @@ class EpochOrder:
 
 
 def opened_groups(seed: int, section: int, complete: int) -> Ints:
-    """Return which of `complete` groups of a stored epoch is split when it runs first, second..."""
+    """Return the numbers of an epoch's `complete` groups, in the order in which its first, second... run splits one."""
     return np.random.default_rng((seed, 3, section)).permutation(complete)

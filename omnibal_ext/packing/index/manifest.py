@@ -83,7 +83,7 @@ def check_manifest(where: str, manifest: Any) -> dict[str, Any]:
 
 
 def _check_counts(manifest: dict[str, Any]) -> None:
-    """Check that epochs have all packs, and sub-epochs no more than their epoch's."""
+    """Raise UserError unless epochs have all packs, sub-epochs fit theirs, and loads and files are known ones."""
     epochs, batch = manifest["epoch_packs"], manifest["global_batch"]
     if sum(epochs) != manifest["packs"]:
         raise UserError(f"epoch_packs sum to {sum(epochs)}, not to the {manifest['packs']} packs")
@@ -101,7 +101,7 @@ def _check_counts(manifest: dict[str, Any]) -> None:
 
 
 def _check_widths(manifest: dict[str, Any], version: int) -> None:
-    """Check that the fields of wide packs exist in version 4 only, and that slots fill complete iterations."""
+    """Raise UserError for fields of wide packs in versions other than 4, or slots that fill no complete iterations."""
     needed = ("widths", "epoch_seats", "data_parallel_size", "micro_batches")
     has = [name in manifest for name in needed]
     if version != WIDE:

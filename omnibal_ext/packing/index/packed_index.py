@@ -41,7 +41,7 @@ REMEDY = "pack again with omnibal pack"
 
 
 class WidePackArrays(NamedTuple):
-    """The three arrays of version 4; each is in a file of its name."""
+    """The index's arrays of wide packs: widths, slots, loads of shards. Each is in a file of its name."""
 
     pack_widths: NDArray[np.int64]
     pack_seats: NDArray[np.int64]
@@ -114,7 +114,7 @@ class PackedIndex:
 
     @property
     def budgets(self) -> Budgets:
-        """Most units of a pack, of each size of a model's that packs have."""
+        """Most units of each size in a pack: tiles, tokens, and further ones that packs have."""
         further = [one.size for one in MODALITIES if one.size in self.load_names[len(LOADS) :]]
         said = self.manifest.get("budgets", {})
         longest = {size: int(self.loads[:, self.load_names.index(size)].max(initial=0)) for size in further}
@@ -141,7 +141,7 @@ class PackedIndex:
         return None if self.wide is None else self.wide.share_loads[:, -1]
 
     def seconds(self, packs: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return seconds of packs on their slowest rank, per part of the model or in total: [packs, parts]."""
+        """Return packs' seconds on their slowest rank, per part of the model or in total: [packs, parts]."""
         loads, names = (self.loads, self.load_names) if self.wide is None else self._of_shares()
         return self.costs.waited_for(np.asarray(loads[packs]), names, bool(self.manifest.get("one_sum")))
 
@@ -170,7 +170,7 @@ class PackedIndex:
     def check(self, expected: Mapping[str, Any]) -> None:
         """Compare fields of the manifest with expected values; a nested field is written `built_from.seed`.
 
-        TokenRuns (`identity.PLACES`) are not compared: files may have been moved.
+        Fields that say where files lie, or are called (`identity.PLACES`), are not compared: files may have been moved.
 
         Raises:
             UserError: naming the first field that differs (of nested fields the innermost), and both values.
@@ -194,7 +194,8 @@ def write_index(
 
     Args:
         pieces: packs in order of dispatch; a piece at a time is in memory.
-        described: called behind them, returns all other fields of the manifest (seed, budgets, hashes...), and arrays.
+        described: called behind these, returns the manifest's other fields (seed, budgets...), and arrays of wide
+            packs.
 
     Raises:
         UserError: `folder` has other files, or an index with other fields (with `over` that is replaced).
@@ -230,7 +231,7 @@ def write_index(
 
 
 def refuse_other(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """Raise UserError if `folder` has an index that differs in a field of `wanted`."""
+    """Raise UserError if `folder` has an index that differs in a field of `wanted`, but for where files lie."""
     path = folder / "manifest.json"
     if not path.exists():
         return

@@ -31,16 +31,15 @@ REMEDY = "remove it and run omnibal level again"
 
 
 class Rebalanced(NamedTuple):
-    """The packs that run from iteration `since` on."""
+    """An order of an index's packs for other ranks, from iteration `since` on."""
 
     since: int
     pack_at: Ints  # [P] pack at each stored position, in epochs that begin later
     remaining: Ints  # packs of the running epoch's remaining complete groups, from iteration `since` on
 
     def packs(self, order: EpochOrder, first: int, groups: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the packs that run instead of `groups` [I, B], the iterations from `first` on, and which of them
-        are balanced for these ranks, [I].
-        """
+        """Return the packs that run instead of `groups` [I, B], of iterations `first`, `first` + 1..., and which of
+        these are balanced for these ranks, [I]."""
         batch = order.global_batch
         positions, packs = first * batch + np.arange(groups.size), groups.ravel().copy()
         start, epoch = self.since * batch, order.epoch_at(self.since * batch)
@@ -61,7 +60,7 @@ class RankLayout(NamedTuple):
     last_iteration: str
 
     def path(self, index: PackedIndex) -> Path:
-        """Return the file of an index with the order for these ranks."""
+        """Return where an index has the order for these ranks, whether it is there or not."""
         return index.folder / f"levelled-{self.data_parallel_size}x{self.micro_batches}-{self.last_iteration}.npy"
 
 
@@ -109,7 +108,7 @@ def rebalance(index: PackedIndex, order: EpochOrder, ranks: RankLayout, since: i
 
 
 def _regrouped(index: PackedIndex, groups: Ints, ranks: RankLayout) -> Ints:
-    """Regroup packs for balanced ranks, and groups with similar loads, samples and sources: [G, B]."""
+    """Regroup packs [G, B] for balanced ranks, and groups with similar loads, samples and sources: [G, B]."""
     packs = groups.ravel()
     if len(groups) < 2:
         return groups

@@ -30,7 +30,7 @@ class PackBatchSampler:
     def __init__(
         self, index: PackedIndex, data_parallel_size: int, rank: int | None = None, micro_batches: int | None = None
     ) -> None:
-        """Read an index for these ranks. Raises UserError if it was packed for another global batch."""
+        """Read an index for these ranks. Raises UserError for one of another global batch, or with wide packs."""
         if micro_batches is None:
             micro_batches = max(1, index.global_batch // max(1, data_parallel_size))
         if rank is not None and not 0 <= rank < data_parallel_size:
@@ -53,7 +53,7 @@ class PackBatchSampler:
         return (self._stream.first_iteration(epoch + 1) - self._stream.first_iteration(epoch)) * self._packs_a_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield packs to the end of the current epoch."""
+        """Yield packs, lists of sample numbers, from the position to the end of its epoch."""
         end = self._stream.first_iteration(self._stream.epoch_of(self._step) + 1)
         while self._step < end:
             packs = _packs(self._index, self._stream.iteration(self._step))
@@ -77,7 +77,7 @@ class PackBatchSampler:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: complete steps taken. With workers, a `DataLoader` is ahead of the training loop."""
+        """Return the position: complete steps yielded. With workers, a `DataLoader` is ahead of the training loop."""
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ class PackBatchSampler:
 
 
 def _packs(index: PackedIndex, iteration: NDArray[np.int64]) -> list[list[list[int]]]:
-    """Return the samples of each rank's packs; the largest packs are halved until no pack is empty."""
+    """Return the sample numbers of an iteration's packs [D, M]; for each empty one the largest is halved."""
     packs = [[index.samples(pack).tolist() if pack >= 0 else [] for pack in rank] for rank in iteration.tolist()]
     empty = [(rank, turn) for rank, of_rank in enumerate(packs) for turn, samples in enumerate(of_rank) if not samples]
     for rank, turn in empty:

@@ -39,7 +39,7 @@ TOO_LONG = 1.02  # ratio of waiting to the allowed fraction above which it is re
 
 
 def reject_names(budgets: Iterable[str]) -> dict[int, str]:
-    """Return {number: reason for leaving a sample out}; those of further `budgets` start at 3."""
+    """Return the reasons for leaving a sample out by their numbers: 1 tiles, 2 tokens, from 3 on further `budgets`."""
     return {number: f"too many {name}" for number, name in enumerate(("tiles", "tokens", *budgets), 1)}
 
 
@@ -146,7 +146,7 @@ def summarise(
     reasons: NDArray[np.int8],
     spent: tuple[float, float],
 ) -> Summary:
-    """Measure epoch 0 of an index.
+    """Compute the measures of epoch 0 of an index, from loads and costs.
 
     Args:
         reasons: why each sample was left out (`reject_names`), 0 if packed, [N].
@@ -218,7 +218,7 @@ def _measured(index: PackedIndex, stream: PackStream) -> tuple[Floats, Floats, F
 
 
 def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, stream: PackStream) -> dict[str, Any]:
-    """Return `spread_*` and `kinds_*` of complete iterations, or beyond `MOST_PACKS` packs of some."""
+    """Return the fields `spread_*` and `kinds_*`, of complete iterations, or beyond `MOST_PACKS` packs of some."""
     count, samples, total = len(packs), len(packs.sample_ids), stream.iterations_per_epoch
     runs, batch = [(0, total)], index.global_batch if index.wide is None else count / total
     if in_part := count > MOST_PACKS and index.wide is None:
@@ -254,7 +254,7 @@ def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, stream: PackSt
 
 
 def _complete_iterations(index: PackedIndex, iterations: Ints, count: int) -> Ints:
-    """Return iterations that have only packs of the epoch, [I, B]; if packs may be wide, all iterations."""
+    """Return those of `iterations` whose packs are all among the first `count`, [I, B]; if packs may be wide, all."""
     if index.wide is not None:
         return iterations.reshape(len(iterations), -1)
     return iterations[((iterations >= 0) & (iterations < count)).all(axis=(1, 2))].reshape(-1, index.global_batch)

@@ -44,24 +44,24 @@ class PlacedPack:
 
     @property
     def loads(self) -> dict[str, int]:
-        """Units of each size in the pack, all ranks together; attention's work is none."""
+        """Units of each size in the pack, all ranks together; without attention's work."""
         loads = dict(zip(self.index.load_names, self.index.loads[self.pack].tolist(), strict=True))
         del loads[self.index.load_names[ATTENTION]]
         return loads
 
     @property
     def budgets(self) -> Budgets:
-        """Most units of each limited size, on all of its ranks."""
+        """Most units of each limited size: one rank's budget times the ranks that share the pack."""
         return {size: len(self.ranks) * budget for size, budget in _budgets(self.index).items()}
 
     @property
     def used(self) -> list[tuple[str, int, int]]:
-        """(size, units in the pack, most) of each limited size."""
+        """Triples (size, units in the pack, most units) of each limited size."""
         return [(size, self.loads[size], budget) for size, budget in self.budgets.items()]
 
     @property
     def reasons(self) -> list[str]:
-        """Sentences: which budget closes it, and why it is not narrower."""
+        """Sentences for people: which budget the pack fills most, and why fewer ranks would not hold it."""
         fullest, load, budget = max(self.used, key=lambda used: used[1] / used[2])
         if load > budget:
             return [f"over its budget, {load:,} {fullest} of {budget:,}: alone, by --oversize alone"]
@@ -89,7 +89,7 @@ class Answer:
     """Why it is in no pack; empty if it is in one."""
 
     def to_record(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
+        """Return the object that `omnibal pack --why --json` prints."""
         fields = ("pack", "epoch", "iteration", "ranks", "micro_batch", "samples", "loads", "budgets", "reasons")
         packs = [{name: getattr(placed, name) for name in fields} for placed in self.packs]
         of = {"sample": self.sample, "source": self.source, "row": self.row, "sizes": self.sizes}
@@ -97,7 +97,7 @@ class Answer:
 
 
 def why(index: PackedIndex, sample: str, sizes: Sizes | None = None) -> Answer:
-    """Return where a sample is, and why.
+    """Return where an index has a sample: in which packs, run when, how full; or why in none.
 
     Args:
         sample: its number in the corpus, or SOURCE:ROW, with a source's path or the last part of it; both from 0.
@@ -113,7 +113,7 @@ def why(index: PackedIndex, sample: str, sizes: Sizes | None = None) -> Answer:
 
 
 def _find(index: PackedIndex, sample: str) -> tuple[int, str, int]:
-    """Return a sample's number, its source and its row there."""
+    """Return a sample's number, its source and its row there. Raises UserError if there is none, or several."""
     named, _, digits = sample.rpartition(":")
     sources = [(source["name"], source["samples"]) for source in index.manifest["sources"]]
     wanted = int(digits) if digits.isdecimal() else -1
@@ -166,7 +166,7 @@ def _iterations(stream: PackStream, index: PackedIndex) -> Iterator[tuple[int, I
 
 
 def _budgets(index: PackedIndex) -> Budgets:
-    """Return the limits that packs of one rank were filled to, of sizes that have one."""
+    """Return one rank's budgets that the index was packed with, of sizes that have one."""
     manifest = index.manifest
     limits = {VISION.size: manifest["sample_vit_budget"], LANGUAGE.size: manifest["sample_llm_budget"]}
     limits |= {size: budget for size, budget in manifest.get("budgets", {}).items() if size in index.load_names}

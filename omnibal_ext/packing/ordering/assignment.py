@@ -14,7 +14,7 @@ from omnibal_ext.packing.packs import PackList, offsets_of
 
 
 class Assignment(NamedTuple):
-    """Samples are numbered in the initial order of the packs."""
+    """The pack of each sample and the rank of each pack. Samples are numbered in the initial order of the packs."""
 
     pack_of: Ints  # [N] the pack of each sample
     counts: Ints  # [P] number of samples
@@ -30,13 +30,13 @@ def assignment_of(packs: PackList, sizes: Ints, rank_of: Ints, exchange_groups: 
 
 
 def packs_of(assignment: Assignment, sample_ids: Ints) -> PackList:
-    """Return the packs of an assignment."""
+    """Return the packs of an assignment; `sample_ids` [N]: numbers that its samples have in the corpus."""
     return PackList(offsets_of(assignment.counts), sample_ids[np.argsort(assignment.pack_of, kind="stable")])
 
 
 @numba.njit(cache=True)
 def move_sample(assignment: Assignment, sizes: Ints, sample: int, to: int) -> None:
-    """Move a sample to pack `to`, in place."""
+    """Move a sample to pack `to`, in place; loads and counts of both packs follow."""
     pack = assignment.pack_of[sample]
     assignment.pack_of[sample] = to
     assignment.counts[pack] -= 1

@@ -40,7 +40,7 @@ def stored_order(iterations: Ints) -> Ints:
 def split_leftover(
     seconds: Floats, count: int, avoid: NDArray[np.bool_] | None = None, *, ranks: int = 0, limit: float = 0.0
 ) -> tuple[Ints, Ints]:
-    """Choose `count` packs evenly over the range of costs, cheapest first; return them and the others.
+    """Choose `count` packs evenly over the range of costs; return their numbers and the others', cheapest first.
 
     Args:
         seconds: of each pack, [P, parts].
@@ -61,9 +61,10 @@ def split_leftover(
 
 
 def _alike(seconds: Floats, ranks: int, limit: float) -> Ints:
-    """Return the packs [P, parts] by their distance from the median, or from where `ranks` of them wait within `limit`.
+    """Return the packs' numbers, those first whose seconds [P, parts] are nearest to the median's.
 
-    Where those near the median wait for longer, it is the place, of `POINTS`, at which they wait least.
+    Where the first `ranks` would wait for more than `limit`: nearest to that one, of `POINTS`, at which they wait
+    least.
     """
 
     def nearest(middle: Floats) -> Ints:
@@ -80,9 +81,9 @@ def _alike(seconds: Floats, ranks: int, limit: float) -> Ints:
 
 
 def place_opened(seconds: Floats, batch: int, opened: Ints) -> Ints:
-    """Return an order of packs in which groups that complete an epoch's last iteration cost what its packs cost.
+    """Return an order of packs, [P], that moves groups which cost what the leftover packs cost to the places `opened`.
 
-    The groups are swapped with those nearest to the leftover packs, of one pack a rank.
+    A later epoch splits such a group to complete the iteration that leftover packs begin, with one pack a rank.
 
     Args:
         seconds: of groups of `batch` packs and of the leftover packs behind them, [P, parts].
@@ -143,7 +144,8 @@ def balance_ranks(seconds: Floats, micro_batches: int, seed: int = 0, effort: fl
 
 @numba.njit(cache=True)
 def _swap(excess: Floats, pack_at: Ints, sums: Floats, micro_batches: int, seed: int, rounds: int) -> None:
-    """Swap packs of two ranks; `pack_at` [R * M]: packs by rank, `sums` [R, parts]: ranks' seconds above the mean."""
+    """Swap packs of two ranks, in place, where that evens them; `pack_at` [R * M]: packs by rank, `sums` [R, parts]:
+    ranks' seconds above the mean."""
     for turn in range(rounds):
         for here in range(len(pack_at)):
             there = below(len(pack_at), seed + turn, here)

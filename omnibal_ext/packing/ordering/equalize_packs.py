@@ -46,7 +46,7 @@ class _Segments(NamedTuple):
 
 
 def worth_equalizing(packs: PackList, effort: float) -> bool:
-    """Say whether there are two packs, and `effort` (nominal seconds) suffices for every pack."""
+    """Say whether there are two packs or more, and `effort` (nominal seconds) gives each enough steps to help."""
     return len(packs) > 1 and effort * STEPS_A_SECOND >= LEAST_STEPS * len(packs)
 
 
@@ -118,7 +118,7 @@ def _equalize(
     steps: int,
     candidates: int,
 ) -> None:
-    """Exchange samples in place.
+    """Exchange samples between packs, in place, until that no longer helps or `steps` are spent.
 
     Args:
         sums: seconds of ranks, [R, parts].
@@ -196,7 +196,7 @@ def _distance(sums: Floats, one: int, other: int) -> float:
 
 @numba.njit(cache=True)
 def _fullest(loads: Ints, budgets: Ints, one: int, other: int) -> int:
-    """Return the index of the size that uses most of its budget in two packs."""
+    """Return the index of the size that uses most of its budget in two packs together."""
     fullest = 0
     for size in range(len(budgets)):
         here, there = loads[one, size] + loads[other, size], loads[one, fullest] + loads[other, fullest]
@@ -209,7 +209,7 @@ def _fullest(loads: Ints, budgets: Ints, one: int, other: int) -> int:
 def _list_segments(
     costs: Floats, sizes: Ints, chains: _Chains, pack: int, fullest: int, segments: _Segments, seed: int
 ) -> int:
-    """Draw samples of a pack and list their segments; return how many."""
+    """Draw samples of a pack and write their contiguous segments into `segments`; return how many."""
     seen, sample = 0, chains.first[pack]
     while sample >= 0:
         position = below(seen + 1, seed, seen)
@@ -259,7 +259,8 @@ def _best_exchange(
     of_other: _Segments,
     counts: tuple[int, int],
 ) -> tuple[int, int, int]:
-    """Return the segments whose exchange makes two ranks most equal, or -1, and how many pairs were tried.
+    """Return which segment of either pack to exchange so that their ranks become most equal (-1, -1: none helps), and
+    how many pairs were tried.
 
     Segments are sorted by the fullest size, so only pairs that keep its budget are tried.
     """
@@ -299,7 +300,7 @@ def _best_exchange(
 def _move(
     costs: Floats, sizes: Ints, chains: _Chains, assignment: Assignment, sums: Floats, sample: int, to: int
 ) -> None:
-    """Move a sample to the front of another pack."""
+    """Move a sample to the front of another pack, in place, with its seconds."""
     pack, before = assignment.pack_of[sample], -1
     while (chains.first[pack] if before < 0 else chains.following[before]) != sample:
         before = chains.first[pack] if before < 0 else chains.following[before]

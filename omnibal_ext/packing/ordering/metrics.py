@@ -19,12 +19,13 @@ def lower_bound_packs(sizes: Sizes, budgets: Budgets) -> int:
 
 
 def fewest_packs(units: Mapping[Size, int], budgets: Budgets) -> int:
-    """Return the fewest packs that budgets allow, by the units of all samples together."""
+    """Return the fewest packs that can hold `units`, the sum of all samples in each size, within the budgets."""
     return max(-(-units[size] // budget) for size, budget in budgets.items() if budget)
 
 
 def pad_ratio(packs: PackList, sizes: Sizes, pad: bool) -> float:
-    """Return the mean over packs of sum_i (t_max - t_i) / (t_max * B), in tokens; 0 where packs are not padded."""
+    """Return the mean over packs of sum_i (t_max - t_i) / (t_max * B), of tokens t of B samples; 0 if none is
+    padded."""
     if not pad or len(packs) == 0:
         return 0.0
     starts, tokens = packs.pack_offsets[:-1], sizes.tokens[packs.sample_ids]
@@ -43,7 +44,7 @@ def rank_loads(iterations: NDArray[np.int64], loads: NDArray[Number]) -> NDArray
 
 
 def dist_ratios(loads: NDArray[Number]) -> NDArray[np.float64]:
-    """Return sum_i (T_max - T_i) / (T_max * N) of each iteration, [I, ...], for loads [I, N, ...] of N ranks.
+    """Return sum_i (T_max - T_i) / (T_max * N) of each iteration, [I, ...], for loads T [I, N, ...] of N ranks.
 
     0 for an iteration without work. (The paper's Figure 2 omits the N; its script has it.)
     """
@@ -52,11 +53,11 @@ def dist_ratios(loads: NDArray[Number]) -> NDArray[np.float64]:
 
 
 def wait(seconds: NDArray[np.float64]) -> float:
-    """Return the fraction of device time spent waiting, seconds [I, D, parts]; each part waits for its fullest rank."""
+    """Return the fraction of time that ranks wait for the fullest of each part, by their seconds [I, D, parts]."""
     return wait_of(seconds.max(axis=1), seconds.mean(axis=1))
 
 
 def wait_of(fullest: NDArray[np.float64], mean: NDArray[np.float64]) -> float:
-    """Return the share of time waited, by seconds [I, parts] of the fullest and of the mean rank of each part."""
+    """Return the fraction of time that ranks wait, by the seconds [I, parts] of the fullest and of the mean rank."""
     busy = float(fullest.sum())
     return 1.0 - float(mean.sum()) / busy if busy > 0 else 0.0

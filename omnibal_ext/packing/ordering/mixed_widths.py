@@ -48,7 +48,8 @@ class NarrowSamples(NamedTuple):
 def mixed_width_iterations(
     wide: WidePacks, narrow: NarrowSamples, data_parallel_size: int, micro_batches: int, seed: int, effort: float
 ) -> SlottedPacks | None:
-    """Assign wide packs and narrow samples to iterations; None if a narrow sample does not fit after `TRIES` tries.
+    """Assign wide packs, and samples that fit one rank, to iterations; None if such a sample finds no room in `TRIES`
+    tries.
 
     1. Use as few iterations as the work needs if narrow packs are full up to a target.
     2. Assign wide packs, widest first, then costliest, to the iteration with the least wide work and there to the least
@@ -72,7 +73,8 @@ def mixed_width_iterations(
 
 
 def _lengths(fullest: Floats, work: float) -> Floats:
-    """Return target lengths of iterations, [I], that sum to `work`: the slowest rank's, or a common minimum."""
+    """Return the seconds each iteration should take, [I]: its slowest rank's, or a common minimum; their sum is
+    `work`."""
     low, high = 0.0, max(float(fullest.max()), work / len(fullest))
     for _ in range(60):
         middle = (low + high) / 2
@@ -81,7 +83,7 @@ def _lengths(fullest: Floats, work: float) -> Floats:
 
 
 class _NarrowPacks(NamedTuple):
-    """Packs of narrow samples, and the slots of all packs."""
+    """Packs of samples that fit one rank, and the slots of all packs."""
 
     packs: PackList  # sample numbers are positions in `NarrowSamples`
     ranks: Ints  # [P] iteration x D + rank that runs it
@@ -92,7 +94,8 @@ class _NarrowPacks(NamedTuple):
 def _fill(
     tables: list[IterationSlots], narrow: NarrowSamples, work: float, each: float, seed: int
 ) -> _NarrowPacks | None:
-    """Assign narrow samples to packs of about `each` seconds in the free slots; None if one does not fit."""
+    """Put samples that fit one rank into packs of about `each` seconds, in slots that wide packs leave free. `tables`:
+    slots with the wide packs in; `work`: seconds of all packs. None if a sample does not fit."""
     slots = np.stack([table.slots for table in tables])
     of_parts = np.stack([table.seconds for table in tables])
     done = of_parts.sum(axis=2)
@@ -134,7 +137,7 @@ def _other_seconds(done: Floats, narrow: Floats) -> Floats:
 
 
 def _schedule(found: _NarrowPacks, wide: WidePacks, narrow: NarrowSamples, seed: int, effort: float) -> SlottedPacks:
-    """Equalize ranks by exchanges between narrow packs; return all packs with their slots."""
+    """Exchange samples between packs of one rank until ranks are equal; return all packs with their slots."""
     one_group = np.zeros(len(found.packs), np.int64)
     arguments = narrow.sizes, narrow.budgets, narrow.seconds, found.ranks, one_group, seed, effort
     equalized = equalize_packs(found.packs, *arguments, other_seconds=found.other_seconds) if effort else found.packs
@@ -147,7 +150,8 @@ def _schedule(found: _NarrowPacks, wide: WidePacks, narrow: NarrowSamples, seed:
 def _assign_samples(
     order: Ints, sizes: Ints, budgets: Ints, seconds: Floats, done: Floats, first: Ints, ranks: Ints
 ) -> Ints:
-    """Return the pack of each sample, [N]; empty if one does not fit. Rank r has packs first[r]:first[r + 1]."""
+    """Return the pack of each sample, [N], in the rank that is furthest below its target (-`done` seconds); empty if
+    one does not fit. Rank r has packs first[r]:first[r + 1]."""
     owners = np.empty(len(order), np.int64)
     loads = np.zeros((first[-1], len(budgets)), np.int64)
     least = [(done[rank], tie, rank) for tie, rank in enumerate(ranks) if first[rank + 1] > first[rank]]

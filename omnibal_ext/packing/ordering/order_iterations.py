@@ -58,10 +58,10 @@ def order_iterations(
 
 
 def _alike_in_a_row(seconds: Floats, data_parallel_size: int, limit: float) -> Ints:
-    """Return ranks sorted so that those of each iteration cost the same: [I, D, 1].
+    """Return ranks sorted so that those of each iteration cost about the same: [I, D, 1].
 
-    By the sum of their seconds [R, parts]; where these are of several parts and wait for more than `limit`, by bands of
-    one part's seconds, and by the others' up one band and down the next, if that waits for `MUCH_LESS`.
+    By the sum of their seconds [R, parts]. If they then wait for more than `limit`, and parts are several: by bands of
+    one part's seconds, and by the others' up one band and down the next, if that waits for much less (`MUCH_LESS`).
     """
 
     def waits(order: Ints) -> float:

@@ -34,17 +34,18 @@ def order_packs(
 ) -> PackList:
     """Return packs in the order of iterations, leftover packs last.
 
-    1. Equalize the seconds of packs, then of ranks where each runs several packs an iteration. More than `MANY` that
-       each have a rank of their own are equalized once more where they are still `UNEVEN`.
-    2. Order packs so that ranks wait at most the fraction `options.wait` and iterations look like the corpus; more
-       than `MANY` packs in random chunks, with as much effort for each pack as `MANY` have.
+    1. Equalize the seconds of packs, then of ranks where each runs several packs an iteration. More than `MANY`
+       (65,536) that each have a rank of their own are equalized once more where they still cost too differently
+       (`UNEVEN`).
+    2. Order packs so that ranks wait at most the fraction `options.wait` and iterations look like the corpus; more than
+       `MANY` packs in random chunks, with as much effort for each pack as `MANY` have.
 
     Features are divided by their standard deviation over the packs as built, so that all weigh alike.
 
     Args:
         exchange_groups: number of each pack, ascending, [P]; only packs of equal number exchange samples. None: all do.
-        others: packs of another sub-epoch. Packs that share a sample with them become leftover only if other
-            packs do not suffice.
+        others: packs of another sub-epoch. Packs that share a sample with them become leftover only if other packs do
+            not suffice.
     """
     sizes, many = corpus.sizes, len(built) / MANY
     equalizing, ordering = (options.seconds * (many * share if many > 1 else 1.0) for share in OF_MANY)
@@ -96,7 +97,7 @@ def order_packs(
 
 
 def _chunks(packs: Ints, global_batch: int, seed: int) -> list[Ints]:
-    """Return all packs; if `MANY`, random chunks of about `CHUNK` packs or `CHUNK_ITERATIONS` complete iterations."""
+    """Return all packs in one chunk; more than `MANY` in random chunks of `CHUNK` packs or 256 iterations."""
     if len(packs) <= MANY:
         return [packs]
     count = -(-len(packs) // max(CHUNK, CHUNK_ITERATIONS * global_batch))
@@ -105,7 +106,7 @@ def _chunks(packs: Ints, global_batch: int, seed: int) -> list[Ints]:
 
 
 def _limit_of_wait(seconds: Floats, leftover: Ints, running: Ints, options: PackOptions) -> float:
-    """Return the fraction that complete iterations may wait, reduced by the expected wait of the last iteration.
+    """Return the fraction that complete iterations may wait: less than `options.wait` if the last one waits for more.
 
     That is estimated for ranks with one pack from each M-quantile of cost. At most half of the allowed wait is
     deducted.

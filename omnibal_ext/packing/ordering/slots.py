@@ -27,7 +27,7 @@ class SlottedPacks(NamedTuple):
 
 
 class IterationSlots:
-    """The slots of one iteration while packs are added, widest first."""
+    """The slots [D, M] of one iteration while packs are added, widest first."""
 
     def __init__(self, data_parallel_size: int, micro_batches: int, parts: int) -> None:
         self.slots = np.full((data_parallel_size, micro_batches), EMPTY_PACK, np.int64)
@@ -94,7 +94,7 @@ def fill_iterations(
 def fill_fewest_iterations(
     packs: Ints, seconds: Floats, widths: Ints, data_parallel_size: int, micro_batches: int
 ) -> Ints:
-    """Assign packs to as few iterations as have the slots: [I, D, M]; arguments as of `fill_slots`."""
+    """Assign packs to as few iterations as have the slots: numbers [I, D, M]; arguments as of `fill_slots`."""
     iterations = -(-int(widths.sum()) // (data_parallel_size * micro_batches))
     tables = fill_iterations(seconds, widths, iterations, data_parallel_size, micro_batches)
     assert tables is not None  # widths that divide each other leave no gap between them

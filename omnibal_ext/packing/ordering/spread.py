@@ -84,7 +84,7 @@ def random_spread(values: Floats, drawn: float, count: int) -> Floats:
 
 
 def iteration_spread(iterations: Ints, values: Floats) -> Floats:
-    """Return the root mean square difference of iterations' [I, B] sums of `values` [P, F] from B mean packs: [F]."""
+    """Return the root mean square over iterations [I, B] of their sums of `values` [P, F] minus B mean packs: [F]."""
     if len(iterations) < 2:
         return np.zeros(values.shape[1])
     found = values[iterations].sum(axis=1) - values.mean(axis=0) * iterations.shape[1]
@@ -97,5 +97,5 @@ def relative_to(found: Floats, random: Floats) -> Floats:
 
 
 def missing_kinds(iterations: Ints, has: NDArray[np.bool_]) -> Floats:
-    """Return the fraction of iterations [I, B] without any sample of a kind, [kinds]."""
+    """Return the fraction of iterations [I, B] without any sample of a kind, [kinds]; `has` [P, kinds] of packs."""
     return (~has[iterations].any(axis=1)).mean(axis=0) if len(iterations) else np.zeros(has.shape[1])

@@ -123,7 +123,7 @@ def _round(
 def _change_of_swap(
     iterations: _Iterations, here: int, there: int, costs: Floats, features: Floats, old: int, new: int
 ) -> tuple[float, float]:
-    """Evaluate exchanging `old` on rank `here` for `new` on rank `there`, of another iteration.
+    """Evaluate moving pack `old` from rank `here` to rank `there`, of another iteration, and `new` the other way.
 
     Returns:
         Growth of the squared distances from the mean, and of the seconds waited.
@@ -140,7 +140,7 @@ def _change_of_swap(
 
 @numba.njit(cache=True)
 def _swap(iterations: _Iterations, here: int, there: int, costs: Floats, features: Floats, old: int, new: int) -> None:
-    """Exchange `old` on rank `here` for `new` on rank `there`, in place."""
+    """Move pack `old` from rank `here` to rank `there`, and `new` the other way; update the sums, in place."""
     ranks = len(iterations.loads) // len(iterations.sums)
     for rank, sign in ((here, 1), (there, -1)):
         for part in range(costs.shape[1]):
@@ -152,7 +152,8 @@ def _swap(iterations: _Iterations, here: int, there: int, costs: Floats, feature
 
 @numba.njit(cache=True)
 def _grows(iterations: _Iterations, number: int, rank: int, costs: Floats, old: int, new: int) -> float:
-    """Return how much longer the iteration's slowest ranks take, summed over parts, if `new` replaces `old`."""
+    """Return the seconds, summed over parts, by which an iteration's slowest ranks slow down if `new` replaces
+    `old`."""
     more = 0.0
     for part in range(costs.shape[1]):
         others = iterations.highest[number, part, 1 if iterations.fullest[number, part] == rank else 0]

@@ -108,7 +108,7 @@ def _fit(sizes: Sizes, budgets: Ints, more: list[str], seed: int) -> PackList:
 def _search(
     sizes: Sizes, vit_budget: int, llm_budget: int, plans: tuple[PlanOptions, ...], seed: int
 ) -> PackList | None:
-    """Pack all samples; None if there are too many distinct sizes.
+    """Pack all samples, by counts of equal ones; return None if there are too many distinct sizes.
 
     1. Count the samples of each type: equal tiles and equal tokens.
     2. Fill packs from the counts by each of `plans` (only by those without rounds if there are too many types); stop at
@@ -153,7 +153,7 @@ def _new_grid(tiles: Ints, counts: NDArray[np.int32]) -> Grid:
 
 
 def _fill(grid: Grid, vit_budget: int, llm_budget: int, options: PlanOptions) -> _PackTypes:
-    """Fill packs from all samples of a grid.
+    """Fill packs from a grid until it has no samples left, in place; return the distinct packs.
 
     1. Plan patterns for the remaining samples and follow them as far as they go.
     2. Repeat 1 up to `options.rounds` times, or until a plan has no complete pack.
@@ -184,7 +184,7 @@ def _fill(grid: Grid, vit_budget: int, llm_budget: int, options: PlanOptions) ->
 
 
 def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, nodes: int) -> Aim:
-    """Target the mean pack; the scarcer a budget, the more its unused part costs."""
+    """Return the aim of packs: the mean of `packs` packs; the scarcer a budget, the more its unused part costs."""
     tiles, tokens = int(grid.row_counts @ grid.tiles), int(grid.row_tokens.sum())
     by_tiles, by_tokens = tiles / max(vit_budget, 1), tokens / llm_budget
     packs = max(packs, by_tiles, by_tokens)
@@ -237,7 +237,7 @@ def _plan(
 
 @numba.njit(cache=True)
 def shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
-    """Return the samples sorted by type, each type in random order (Fisher-Yates, random numbers by position)."""
+    """Return sample numbers sorted by type, each type in random order (Fisher-Yates, random by position)."""
     next_of_type = starts[:-1].copy()
     samples = np.empty(len(types), np.int64)
     for sample in range(len(types)):
@@ -253,7 +253,7 @@ def shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
 
 @numba.njit(cache=True)
 def _hand_out(filled: _PackTypes, starts: Ints, samples: Ints) -> Ints:
-    """Return the samples of all packs, concatenated; each takes the next sample of its type."""
+    """Return the sample numbers of all packs, concatenated; each place takes its type's next of `samples`."""
     next_of_type = starts[:-1].copy()
     handed = np.empty(len(samples), np.int64)
     position, first = 0, 0

@@ -49,7 +49,7 @@ def pack_device_group(
 
 @numba.njit(cache=True)
 def _to_lightest(samples: Ints, tokens: Ints, devices: int, room: int) -> Ints:
-    """Reorder the samples of each iteration: `room` samples of the first device, then of the second..."""
+    """Assign each iteration's samples in turn to the device of fewest tokens with room; return them by device."""
     placed = np.empty_like(samples)
     for first in range(0, len(samples), devices * room):
         taken, load = np.zeros(devices, np.int64), np.zeros(devices, np.int64)

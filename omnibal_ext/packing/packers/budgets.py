@@ -23,7 +23,7 @@ NEAR_BOUND = 1.004  # ratio of packs to the lower bound; pairs above it only if 
 
 @dataclass(frozen=True, slots=True)
 class BudgetTrial:
-    """One pair of budgets and its result."""
+    """A pair of budgets, and how full packs of some samples were with it."""
 
     vit_budget: int
     llm_budget: int
@@ -47,7 +47,7 @@ def choose_budgets(
     samples_per_pack: float = 4.0,
     seed: int = 0,
 ) -> tuple[BudgetTrial, list[BudgetTrial]]:
-    """Search for budgets that are None; return the best pair, and all pairs tried, best first.
+    """Choose the budgets that are None by trial; return the best pair, and all pairs tried, best first.
 
     1. List tile budgets from 3/4 to 5/4 of the mean tiles of `samples_per_pack` samples (or of `max_llm_budget` tokens,
        if less), none below the largest sample.
@@ -81,8 +81,8 @@ def budgets_for(sizes: Sizes) -> list[tuple[int, int]]:
 
 
 def further_budgets_for(sizes: Sizes, llm_budget: int, given: Budgets | None = None) -> dict[Size, int]:
-    """Return the budgets of sizes beyond tiles and tokens for packs of `llm_budget` tokens: those `given`, else some
-    more than these tokens bring on average, and enough for the longest sample. Of sizes that samples have any of."""
+    """Return budgets of the further sizes that samples have any of, such as mel frames: those `given`, else 1.25 times
+    what `llm_budget` tokens bring on average, or the largest sample's if that is more."""
 
     def fitting(units: NDArray[np.int64]) -> int:
         return max(int(units.max()), ceil(SPARE_UNITS * int(units.sum()) / int(sizes.tokens.sum()) * llm_budget))
@@ -92,7 +92,7 @@ def further_budgets_for(sizes: Sizes, llm_budget: int, given: Budgets | None = N
 
 
 def _in_steps(tokens: float) -> int:
-    """Round up to a multiple of `STEP`."""
+    """Round tokens up to a multiple of `STEP` (64)."""
     return -(-int(tokens) // STEP) * STEP
 
 

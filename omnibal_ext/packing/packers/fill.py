@@ -64,7 +64,7 @@ class Seeds(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """The pack under construction, and the best one so far."""
+    """The pack under construction, where its search is, and the best pack so far: rows and tokens of samples."""
 
     rows: Ints
     tokens: Ints
@@ -117,7 +117,8 @@ def fill_packs(grid: Grid, aim: Aim, seeds: Seeds, plan: FillPlan) -> tuple[Ints
 
 @numba.njit(cache=True)
 def _follow_plan(grid: Grid, aim: Aim, work: _Work, plan: FillPlan, seed_class: int) -> tuple[int, int]:
-    """Complete a seed's pack by a pattern; return the pattern and the number of samples, (-1, 0) if none fits."""
+    """Complete the pack of a seed, its first sample, by a pattern; return that and how many samples the pack has, (-1,
+    0) if none can be filled. Patterns that cannot be filled lose their quota."""
     while seed_class >= 0:
         pattern = -1
         for k in range(len(plan.quotas)):
@@ -136,7 +137,8 @@ def _follow_plan(grid: Grid, aim: Aim, work: _Work, plan: FillPlan, seed_class: 
 
 @numba.njit(cache=True)
 def _follow(grid: Grid, aim: Aim, work: _Work, plan: FillPlan, pattern: int, seed_class: int) -> int:
-    """Add to a seed a pattern's samples, near their classes' mean tokens; return their number, 0: one is missing."""
+    """Add a pattern's samples to the pack of a seed, each near its class' mean tokens; return how many the pack has; 0,
+    and none added, if one is missing."""
     counts = plan.patterns[pattern]
     left = -plan.class_tokens[seed_class]
     for c in range(len(counts)):
@@ -221,7 +223,7 @@ def _next_sample(grid: Grid, aim: Aim, work: _Work, depth: int, tiles: int, toke
 
 @numba.njit(cache=True)
 def _wish(grid: Grid, aim: Aim, row: int, phase: int, tiles: int, tokens: int) -> int:
-    """Return the tokens to look for in a row, for a pack of `tiles` and `tokens` so far."""
+    """Return the tokens to look for in a row, by guess `phase`, for a pack of `tiles` and `tokens` so far."""
     wanted = aim.tokens - tokens
     if phase == 0:  # its fraction of the missing tiles, times the missing tokens
         left = aim.tiles - tiles
@@ -292,7 +294,7 @@ def _times(grid: Grid, work: _Work, found: int) -> np.int64:
 
 @numba.njit(cache=True)
 def _remove(grid: Grid, work: _Work, found: int, times: int) -> None:
-    """Remove the samples of `times` packs from the grid."""
+    """Remove the samples of the best pack from the grid, `times` times."""
     for i in range(found):
         row, column = work.best_rows[i], work.best_tokens[i]
         grid.counts[row, column] -= times

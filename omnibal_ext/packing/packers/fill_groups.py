@@ -15,15 +15,15 @@ LOOKED = 16  # samples tried per pool
 
 
 class Pool:
-    """Short samples in the order in which they are taken."""
+    """Short samples that fill up wide packs, in the order in which they are taken."""
 
     def __init__(self, samples: Ints, sizes: Ints, seconds: Floats) -> None:
-        """Take number [N], budgeted sizes [N, K] and seconds [N] of each sample."""
+        """Copy number [N], sizes that have a budget [N, K] and seconds [N] of each sample."""
         self.samples, self.sizes, self.seconds = samples.copy(), sizes.copy(), seconds.copy()
         self.taken = 0
 
     def take(self, room: Ints, most: float) -> int:
-        """Take a sample that fits `room` and `most` seconds; return its position, or -1."""
+        """Take one of the next samples that fits `room` [K] and `most` seconds; return its position, -1: none does."""
         for position in range(self.taken, min(self.taken + LOOKED, len(self.samples))):
             if self.seconds[position] <= most and (self.sizes[position] <= room).all():
                 for values in (self.samples, self.sizes, self.seconds):
@@ -34,12 +34,12 @@ class Pool:
 
     @property
     def left(self) -> Ints:
-        """Samples not yet taken."""
+        """Numbers of the samples not yet taken."""
         return self.samples[self.taken :]
 
 
 def fill_groups(seconds: Floats, room: Ints, pools: list[Pool], of: Ints, size: int) -> tuple[Ints, list[list[int]]]:
-    """Group packs of one width by cost, `size` to a group, and fill each group's packs to equal seconds.
+    """Group packs of one width by cost, `size` to a group; fill each group's to equal seconds with short samples.
 
     Args:
         seconds: of each pack, [P]; P is a multiple of `size`.

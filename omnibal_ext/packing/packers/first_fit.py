@@ -25,8 +25,8 @@ def pack_first_fit(sizes: Ints, budgets: Ints, seed: int = 0) -> PackList:
     4. Use the key that needs the fewest packs for the first chunk for all others too.
 
     Args:
-        sizes: [N, K].
-        budgets: [K]; a budget of 0 is for a size that no sample has.
+        sizes: of each sample, [N, K].
+        budgets: of a pack, [K]; a budget of 0 is for a size that no sample has.
     """
     if len(sizes) == 0:
         return PackList.concatenate([])
@@ -39,7 +39,7 @@ def pack_first_fit(sizes: Ints, budgets: Ints, seed: int = 0) -> PackList:
 
 
 def _pack_chunk(sizes: Ints, budgets: Ints, chunk: Ints, key: int) -> PackList:
-    """Pack the samples of a chunk in descending order of the key of that number."""
+    """Pack a chunk first-fit, largest first by sort key number `key`; return its packs."""
     chunk_sizes = sizes[chunk]
     fractions = chunk_sizes / np.maximum(budgets, 1)
     about, sums = int(np.ceil(fractions.sum(axis=0).max())) + 1, fractions.sum(axis=1)
@@ -51,7 +51,7 @@ def _pack_chunk(sizes: Ints, budgets: Ints, chunk: Ints, key: int) -> PackList:
 
 @numba.njit(cache=True)
 def _place(sizes: Ints, budgets: Ints, order: Ints, about: int) -> tuple[Ints, int]:
-    """Return the pack of each sample and the number of packs; `about` is the expected number."""
+    """Put samples, in `order`, into the first pack with room; return each one's pack [N] and how many packs."""
     dimensions = len(budgets)
     leaves = 1
     while leaves < about + about // 4:
@@ -85,7 +85,7 @@ def _place(sizes: Ints, budgets: Ints, order: Ints, about: int) -> tuple[Ints, i
 
 @numba.njit(cache=True)
 def _first_fit(room: Ints, wanted: Ints, leaves: int) -> int:
-    """Return the first leaf with room for a sample, or -1; visits nodes from left to right."""
+    """Return the first leaf of the tree `room`, a pack, that has room for `wanted` [K], or -1."""
     node = 1
     while True:
         fits = True

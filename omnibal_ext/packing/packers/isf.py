@@ -57,7 +57,7 @@ def pack_isf(
 
 @numba.njit(cache=True)
 def _group_starts(loads: Ints, limits: Ints) -> Ints:
-    """Divide a sequence of samples [N, sizes] into groups within the limits [sizes]; return the start of each group."""
+    """Divide a sequence of samples [N, sizes] into groups within the limits [sizes]; return their first positions."""
     starts = np.empty(len(loads), np.int64)
     groups, group = 0, np.zeros(len(limits), np.int64)
     for position in range(len(loads)):

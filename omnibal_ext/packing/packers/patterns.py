@@ -55,7 +55,7 @@ class Classes(NamedTuple):
 def plan_patterns(
     classes: Classes, vit_budget: int, llm_budget: int, detail: Detail = COARSE
 ) -> tuple[Ints, Ints, float]:
-    """Solve for the patterns that cover all classes with the fewest packs.
+    """Find the patterns that cover the samples of all classes with the fewest packs (linear program).
 
     Returns:
         Patterns int64 [K, C], how many complete packs to make of each [K], and the packs the plan needs before
@@ -116,7 +116,7 @@ def _solve(
 
 @numba.njit(cache=True)
 def _pivot(inverse: Floats, packs: Floats, entering: Floats) -> int:
-    """Bring one column into the basis; return the row it took, or -1 if nothing can leave."""
+    """Bring one column into the basis, in place; return the row it took, or -1 if nothing can leave."""
     size = len(packs)
     direction = np.zeros(size)
     for i in range(size):
