@@ -67,14 +67,14 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
 
 
 def cost_kinds(chain: Sequence[str], separate: Mapping[str, Collection[int]]) -> tuple[str, ...]:
-    """Return the key of every layer's costs: its kind, or the key in `separate` that lists its number within the
-    kind."""
+    """Return the key of every layer's costs: its kind, or the key of `separate` that lists its number among the kind's
+    layers."""
     names = {(chain_kind(name), number): name for name, layers in separate.items() for number in layers}
     return tuple(names.get((kind, number), kind) for kind, number in numbered(chain))
 
 
 def numbered(chain: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield the kind of every layer and its number within the kind."""
+    """Yield every layer's kind, and its number among the layers of that kind."""
     seen = Counter[str]()
     for kind in chain:
         yield kind, seen[kind]
@@ -82,8 +82,8 @@ def numbered(chain: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[str, tuple[int, ...]]:
-    """Return the layers that differ from the first of their kind, as `cost_kinds` takes them: equal ones by the name of
-    their first ("llm.3"). `layers`: a value for each layer of the chain; equal values cost the same."""
+    """Return the layers that differ from the first of their kind: {first one's name, such as "llm.3": numbers within
+    the kind of all that equal it}. `layers`: a value for each layer of the chain; equal values cost the same."""
     names: dict[tuple[str, Hashable], str] = {}
     found: dict[str, list[int]] = {}
     for (kind, number), layer in zip(numbered(chain), layers, strict=True):

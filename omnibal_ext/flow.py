@@ -51,12 +51,12 @@ class Extra:
 
     @property
     def counted(self) -> Modality | None:
-        """Whose tokens or rows it is, in a number that depends on the pack."""
+        """Modality whose tokens or rows these are, if their number depends on the pack; else None."""
         return self.passing or self.projected
 
     def at(self, tokens: Mapping[Modality, int]) -> "Extra":
-        """Return the extra in a pack with so many tokens of each modality; only one that is `counted` depends on
-        them."""
+        """Return the extra with its shape in a pack of so many tokens of each modality; only if `counted` does it
+        depend on them."""
         return replace(self, shape=(tokens[self.counted], *self.shape)) if self.counted else self
 
     def enters(self, layer: int) -> bool:
@@ -96,8 +96,8 @@ def encoder_extras(
 
 
 def in_rows(encoders: Sequence[One]) -> tuple[One, ...]:
-    """Return encoders, given in the order of the chain, in the order in which their tokens lie in one tensor between
-    stages: those of the last are the hidden states, with features; `encoder_extras` pass the others."""
+    """Return encoders (in the order of the chain) in the order of their tokens in the tensor sent between stages: the
+    last one, whose tokens are the hidden states, then those that `encoder_extras` pass on."""
     return (*encoders[-1:], *encoders[:-1])
 
 
@@ -114,8 +114,8 @@ def _features(chain: Sequence[str], modality: Modality, features: Features) -> I
 def language_extras(
     chain: Sequence[str], language: LanguageArchitecture, ranks: int, is_shared_out: bool
 ) -> Iterator[Extra]:
-    """Yield what language layers use from the word embedding and from each other, on one of `ranks` tensor-parallel
-    ranks. `is_shared_out`: hidden states are sharded over these (sequence parallelism)."""
+    """Yield the tensors that language layers take from the word embedding and from each other, on one of `ranks`
+    tensor-parallel ranks. `is_shared_out`: hidden states are sharded over these (sequence parallelism)."""
     layers, words = _layers_of(chain, "llm"), chain.index("word_embed")
     if inputs := language.layer_inputs:
         yield Extra("first", words, layers)
@@ -129,8 +129,8 @@ def language_extras(
 
 
 def blocks(extras: Iterable[Extra], width: int) -> int:
-    """Return the size of extras in multiples of the hidden states (`width` numbers a row), rounded up. Those of one row
-    are not counted."""
+    """Return the size of extras in multiples of the hidden states (`width` numbers a row), rounded up; without those
+    that have a single row in total."""
     row = [prod(extra.shape_of(1, width)) for extra in extras if extra.rows]
     return -(-sum(row) // width)
 
@@ -142,7 +142,7 @@ def blocks_after(extras: Iterable[Extra], layers: int, width: int) -> tuple[int,
 
 
 def features_after(chain: Sequence[str], encoders: Mapping[Modality, Features]) -> tuple[int, ...]:
-    """Return the number of features passed on with the output of every layer."""
+    """Return the number of features (outputs of encoder layers) passed on with the output of every layer."""
     return blocks_after([one for one in encoder_extras(chain, encoders, 1) if one.of], len(chain), 1)
 
 

@@ -18,7 +18,7 @@ BY_PATH = "sizes"
 
 
 def content_of(manifest: Any) -> Any:
-    """Return a manifest, or a part of one, without `PLACES`: fields of where files lie and what they are called."""
+    """Return a manifest, or part of one, without `PLACES`: fields of where files lie and what they are called."""
     if isinstance(manifest, list | tuple):
         return [content_of(value) for value in manifest]
     if not isinstance(manifest, Mapping):
@@ -31,7 +31,7 @@ def content_of(manifest: Any) -> Any:
 
 
 def content_hash(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without those fields (`content_of`): the same wherever its files lie."""
+    """Return the SHA-256 of a manifest, the same wherever its files lie (see `content_of`)."""
     return hashlib.sha256(json.dumps(content_of(manifest), sort_keys=True).encode()).hexdigest()
 
 

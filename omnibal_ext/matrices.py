@@ -14,7 +14,7 @@ QKV = "self_attention.linear_qkv.weight"
 
 
 def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, ...]]:
-    """Return the unsharded matrices of one layer of each kind, by its cost key (`chain.cost_kinds`).
+    """Return the unsharded weight matrices of one layer of each kind, by its cost key (`chain.cost_kinds`).
 
     Heads and groups of heads are padded to divide over `ranks` tensor-parallel ranks.
     """

@@ -47,7 +47,7 @@ class StagePlan:
     recompute_cheap: tuple[int, ...] = ()
 
     def to_record(self) -> dict[str, list[int]]:
-        """Return what plan.json holds of a stage; the cheap list only where it names a layer."""
+        """Return a stage as plan.json has it; the list of cheaply recomputed layers only if it names one."""
         record = {"layers": list(self.layers), "recompute": list(self.recompute)}
         return record | ({"recompute_cheap": list(self.recompute_cheap)} if self.recompute_cheap else {})
 
@@ -264,7 +264,7 @@ class Plan:
             raise UserError(f"the plan was made with {made} frozen, this run freezes {wanted}; profile and plan again")
 
     def alternative(self, number: int) -> "Plan":
-        """Return the validated plan of `alternatives[number]`."""
+        """Return the plan with the layout of `alternatives[number]`, validated."""
         entry = self.alternatives[number]
         predicted = {"step_seconds": entry["step_seconds"], **entry.get("predicted", {})}
         stages = tuple(map(_stage, entry["stages"]))
@@ -313,7 +313,7 @@ def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:
 
 
 def _stage(entry: Mapping[str, Any]) -> StagePlan:
-    """Read an entry {"layers": [first, last + 1], "recompute": [layer ids]}."""
+    """Read a stage of plan.json, {"layers": [first, last + 1], "recompute": [layer ids], ...}."""
     full, cheap = tuple(entry.get("recompute", ())), tuple(entry.get("recompute_cheap", ()))
     partly = {layer for name in OLD_RECOMPUTE for layer in entry.get(name, ())} - {*full}
     first, end = entry["layers"]

@@ -21,14 +21,15 @@ from omnibal_ext.trained import Trained
 
 
 def _named(values: Mapping[str, str]) -> str:
-    """Name a layout by the value of each encoder, in the order of the chain."""
+    """Return the name of a tower layout from each encoder's value, "cut" or "beside": that value if all have the same,
+    else such as "audio=beside,vision=cut", in the order of the chain."""
     found = [f"{one.name}={values[one.name]}" for one in ENCODED if one.name in values]
     return ",".join(found) if len({*values.values()}) > 1 else next(iter(values.values()))
 
 
 def tower_ends(chain: Collection[str]) -> dict[str, str]:
-    """Return the tower layouts other than "cut" of a model whose chain has these kinds of layers: the kind before which
-    the replicated tower ends."""
+    """Return {layout's name: kind of the first layer behind the replicated tower} for the tower layouts, other than
+    "cut", of a model whose chain has these kinds of layers."""
     encoders, found = [one for one in ENCODED if one.kinds[0] in chain], {}
     for count in range(len(encoders), 0, -1):
         values = {one.name: "beside" if number < count else "cut" for number, one in enumerate(encoders)}
@@ -49,7 +50,7 @@ LAYOUTS = _layouts()
 
 
 def tower_layout(text: str) -> str:
-    """Return the layout that a flag names, for one value or `audio=VALUE,vision=VALUE`; other texts as they are."""
+    """Return the layout's name for a flag's text: VALUE, or `vision=VALUE,audio=VALUE` in any order."""
     of_encoders = dict(word.partition("=")[::2] for word in text.split(","))
     is_of_encoders = len(of_encoders) > 1 and of_encoders.keys() <= {one.name for one in ENCODED}
     return _named(of_encoders) if is_of_encoders else text
@@ -76,7 +77,7 @@ class Tower:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], chain: Sequence[str]) -> "Tower":
-        """Read plan.json's entry, its format checked. In older plans `again` recomputes the whole tower."""
+        """Read the tower of a plan.json whose format was checked. In older plans `again` recomputes all of it."""
         layers, recompute = record["links"], record.get("recompute", ())
         if record.get("again"):
             recompute = [layer for layer, kind in enumerate(chain[:layers]) if kind in RECOMPUTABLE_KINDS]
@@ -88,7 +89,7 @@ class Tower:
         return cls(layers, tuple(record["owners"]), encoding_ranks, record["mode"], tuple(recompute), rates)
 
     def to_record(self) -> dict[str, Any]:
-        """Return what plan.json holds."""
+        """Return the tower as plan.json has it."""
         lists = {
             "owners": list(self.owners),
             "parts": [*map(list, self.encoding_ranks)],
@@ -100,7 +101,7 @@ class Tower:
 
     @property
     def beside(self) -> Beside:
-        """Microbatches' ranks, as lists of actions know them."""
+        """Which ranks encode what, as schedules take it."""
         return Beside(self.encoding_ranks, self.mode == "ahead")
 
     def validate(
@@ -110,7 +111,7 @@ class Tower:
         microbatches: int,
         trained: Trained,
     ) -> None:
-        """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming layer or microbatch."""
+        """Raise UserError, naming layer or microbatch, unless it fits chain, (pipeline, tensor) ranks, frozen parts."""
         ends = {end: list(chain).index(end) for end in tower_ends(chain).values() if end in chain}
         if self.layers not in ends.values():
             where = " or ".join(f"{end}, layer {layer}" for end, layer in ends.items())

@@ -32,7 +32,7 @@ TIMELINE = "timeline.jsonl"
 
 
 def _figure(where: str, value: Any) -> float:
-    """Check a number; a loss may be infinite or NaN."""
+    """Check a number and return it as float; infinity and NaN, which a loss may be, pass."""
     if not isinstance(value, float) and not is_number(value):
         raise UserError(f"{where} must be a number")
     return float(value)
@@ -71,7 +71,7 @@ def training_intervals(path: Path) -> list[dict[str, Any]]:
 
 
 def evaluations(path: Path) -> dict[int, dict[str, Any]]:
-    """Return results of the evaluations by the iteration after which they ran."""
+    """Return the results of each evaluation (losses) by the iteration after which it ran; {} without a file."""
     return {line["iteration"]: line["evaluation"] for line in complete_lines(path)[0] if "evaluation" in line}
 
 
@@ -96,7 +96,8 @@ def _lines_before(path: Path, position: int) -> int:
 
 
 def complete_lines(path: Path, position: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Return the decoded complete lines after byte `position`, and the byte at which the next line starts."""
+    """Return the decoded complete lines of metrics.jsonl or timeline.jsonl behind byte `position` ([] without a file),
+    and the byte at which the next one starts. Raises UserError naming a line that is damaged."""
     if not path.exists():
         return [], position
     with open_plain(path, REMEDY) as file:

@@ -9,7 +9,7 @@ from omnibal_ext.chain import GradientMode, gradient_mode
 
 @dataclass(frozen=True)
 class Trained:
-    """What is trained: all but the frozen parts, or adapters alone. Field names are those of files."""
+    """What of a model is trained: all but frozen parts, or adapters alone. Field names are those of files."""
 
     frozen: tuple[str, ...] = ()
     """Parts of the model (`omnibal_ext.chain.PARTS`) with frozen weights."""
@@ -20,7 +20,7 @@ class Trained:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Trained":
-        """Read these fields out of a record, which may have others too."""
+        """Read what is trained out of a record that has other fields too."""
         frozen, targets = (tuple(record.get(name, ())) for name in ("frozen", "lora_targets"))
         return cls(frozen, record.get("lora_rank", 0), targets)
 
@@ -29,7 +29,7 @@ class Trained:
         return {"frozen": list(self.frozen), "lora_rank": self.lora_rank, "lora_targets": list(self.lora_targets)}
 
     def mode(self, kind: str) -> GradientMode:
-        """Return which gradients the backward computes in layers with this cost key (`chain.gradient_mode`)."""
+        """Return which gradients a backward computes in layers with this cost key, "trained" or the like."""
         return gradient_mode(kind, self.frozen, self.lora_targets)
 
 

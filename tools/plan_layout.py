@@ -39,7 +39,7 @@ from omnibal_ext.units import GIB, in_bytes
 
 
 def main() -> None:
-    """Parse, plan, print, write."""
+    """Plan as the flags say, write plan.json, and print the plan."""
     arguments = _parser().parse_args()
     outcomes = _swept(arguments) if arguments.sweep else []
     plan = _best_of(outcomes, arguments) if arguments.sweep else _planned(arguments)
@@ -131,8 +131,8 @@ def _refuse_missing(arguments: argparse.Namespace, names: str, why: str) -> None
 def _profile_source(
     arguments: argparse.Namespace,
 ) -> tuple[ProfileSource, list[tuple[int, int]], list[int], list[int]]:
-    """Return what makes profiles, and the budgets, tensor- and expert-parallel sizes to make them for: analytic ones
-    for all that flags name, or the file of --profile for its own."""
+    """Return a function that makes profiles, with the budgets, tensor- and expert-parallel sizes to call it for:
+    analytic profiles for all that flags name, or the one of --profile."""
     if arguments.analytic:
         architecture = preset(arguments.model)
         asked = budgets_in(vars(arguments))
@@ -166,7 +166,8 @@ def _profile_source(
 
 
 def _sizes(arguments: argparse.Namespace) -> Sizes:
-    """Read the sizes of all samples, none without --sizes; with mel frames and the like if the model reads them."""
+    """Return the sizes of all samples in the files of --sizes, or none without it; mel frames and the like only if the
+    model reads them or they have a budget."""
     reads = {one.size for one in preset(arguments.model).modalities} if arguments.model else set()
     further = [size for size in FURTHER_SIZES if size in reads or size in budgets_in(vars(arguments))]
     return Sizes.load(arguments.sizes or [], further).without_unused()

@@ -22,7 +22,7 @@ from omnibal_ext.report.trace import trace
 
 
 def main() -> None:
-    """Write the page and the trace; print where the time goes."""
+    """Write the page and the trace that flags ask for; print where the time goes."""
     arguments = _parser().parse_args()
     subjects = _subjects(arguments)
     timelines = [timeline for subject in subjects for timeline in subject.timelines]

@@ -102,7 +102,7 @@ class Architecture:
 
     @property
     def untied(self) -> bool:
-        """The head has a weight of its own."""
+        """Whether the head has a weight of its own."""
         return not self.tied
 
     @property
@@ -127,7 +127,8 @@ class Architecture:
                 raise UserError(f"{flag}: {self.name} has no encoder of {one.units}; leave it out")
 
     def profiled(self, budgets: Budgets) -> Budgets:
-        """Return the budgets for which layers are measured: of each modality of the model, 1 if packs have none."""
+        """Return the budgets for which layers are measured, one for each modality of the model: as given, by default 1;
+        at least 1 for encoders besides the ViT."""
         least = {one.size: int(one in FURTHER) for one in MODALITIES if one in self.modalities}
         return {size: max(budgets.get(size, 1), most) for size, most in least.items()}
 
@@ -143,20 +144,20 @@ class Architecture:
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """What it reads, in the order of the chain."""
+        """Modalities that the model reads, in the order of the chain."""
         return (*(one.modality for one in self.encoders), LANGUAGE)
 
     def sizes(self, modality: Modality) -> EncoderArchitecture | VisionArchitecture:
-        """Return the sizes of the encoder of a modality that the model has."""
+        """Return the encoder's fields (layers, widths, heads) of a modality that the model has."""
         further: dict[Modality, EncoderArchitecture | VisionArchitecture] = {one.modality: one for one in self.further}
         return {VISION: self.vision, **further}[modality]
 
     def encoder(self, modality: Modality) -> Encoder:
-        """Return the encoder of a modality that the model has."""
+        """Return the `Encoder` of a modality that the model has."""
         return next(one for one in self.encoders if one.modality == modality)
 
     def projected_with(self, modality: Modality) -> tuple[Modality, ...]:
-        """Return the others of which the projector of a modality makes tokens too, in the order of the chain."""
+        """Return the modalities whose encoders use this modality's projector, in the order of the chain."""
         return tuple(one.modality for one in self.encoders if one.modality.projected_by == modality)
 
     @cached_property
@@ -187,7 +188,7 @@ class Architecture:
         return cost_kinds(self.chain, self.layers_apart)
 
     def kinds_apart(self, kind: str) -> dict[str, Hashable]:
-        """Return the cost keys of the layers of a kind, each with the value in `layers` of the first that has it."""
+        """Return the cost keys of a kind's layers, each with the value in `layers` of the first layer that has it."""
         found: dict[str, Hashable] = {}
         for name, layer in zip(self.cost_kinds, self.layers, strict=True):
             if chain_kind(name) == kind:
@@ -196,13 +197,13 @@ class Architecture:
 
     def extras(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[Extra, ...]:
         """Return the tensors passed along the chain in addition to the hidden states, on one of `ranks` tensor-parallel
-        ranks."""
+        ranks; `is_shared_out`: hidden states are sharded over these (sequence parallelism)."""
         given = encoder_extras(self.chain, self._features, self.language.hidden_size, self.vision.hidden_size)
         return (*given, *language_extras(self.chain, self.language, ranks, is_shared_out))
 
     @cached_property
     def features_after(self) -> tuple[int, ...]:
-        """Number of features passed on with the output of every layer of the chain."""
+        """Number of features (outputs of encoder layers) passed on with the output of every layer of the chain."""
         return features_after(self.chain, self._features)
 
     @property
@@ -224,7 +225,7 @@ class Architecture:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def was_noted(self, name: str, noted: str) -> bool:
-        """Return whether a file that notes this name and hash of its model means this one.
+        """Return whether a file was written for this model, given the name and hash of its model in the file.
 
         The hash covers the name, which of a model's folder is the folder's: it may have been renamed since.
         """
@@ -242,7 +243,7 @@ def differences(one: Architecture, other: Architecture) -> list[tuple[str, objec
 
 
 def _compared(model: Architecture) -> dict[str, Any]:
-    """Return fields by name, those of the towers as `vision.` and `language.`."""
+    """Return a model's fields by name, those of ViT and language model as "vision.NAME" and "language.NAME"."""
     further = {one.modality.name: asdict(one) for one in model.further}
     values = asdict(model) | further | {"language": noted(model.language)}
     if (values["language"].get("rope_scaling") or {}).get("kind") == "dynamic":

@@ -45,7 +45,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def image_token_id(config: Mapping[str, Any]) -> Any:
-    """Return the id of the token that stands for an image feature, from a config.json, unchecked; None: not there."""
+    """Return a config.json's id of the token that stands for an image feature, whatever its type; None: not there."""
     config = config.get("thinker_config", config)
     return config.get("image_token_id", config.get("image_token_index"))
 
@@ -76,7 +76,7 @@ def weight_files(folder: Path) -> dict[str, str]:
 
 
 def weight_file(where: str, value: Any) -> str:
-    """Check (`reading.checks`) the name of a safetensors file, which must not lead out of the folder."""
+    """Check and return a safetensors file's name. Raises UserError if it may lead out of the model's folder."""
     name = text(where, value)
     if not is_plain_name(name) or not name.endswith(".safetensors"):
         raise UserError(f"{where} must be the name of a .safetensors file in this folder, got {shown(name)}")

@@ -99,7 +99,7 @@ def _unknown(name: str) -> str:
 
 
 def check_is_folder(model: str, what: str) -> None:
-    """Raise UserError unless `model` is a folder with a model's files; `what` completes "a tokenizer, which ..."."""
+    """Raise UserError unless `model` is a folder with a config.json; `what` completes "a tokenizer, which ..."."""
     preset(model)
     if not find_config(Path(model)):
         raise UserError(

@@ -57,7 +57,7 @@ BACKWARD_ATTENTION = 2.5
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """Parallel sizes that divide a layer."""
+    """Parallel sizes that divide a layer's weights, and what the optimizer keeps of each."""
 
     tensor: int
     data: int
@@ -67,11 +67,11 @@ class _Ranks:
     states: WeightBytes
 
     def bytes_of(self, weights: float, alike: float) -> float:
-        """Return the bytes of trained weights that `alike` ranks have."""
+        """Return the bytes that so many trained weights take on a rank; `alike` ranks hold the same ones."""
         return weights * self.states.on_a_rank(alike if self.distributed_optimizer else 1)
 
     def weights(self, work: Work) -> tuple[tuple[float, float], ...]:
-        """Return ((weights on a rank, ranks with the same weights) of all but the experts, the same of the experts)."""
+        """Return (weights on a rank, number of ranks with the same ones), of all but the experts and of the experts."""
         others, experts = work.parameters - work.expert_parameters, work.expert_parameters
         shares, alike = expert_shares(self.tensor, self.data, self.experts)
         return (others / work.shares(self.tensor), self.data), (experts / shares, alike)
@@ -101,7 +101,7 @@ class Device:
     """Peak in float8 over that in bf16 (data sheet)."""
 
     def attending(self, kernel: str) -> "Device":
-        """Return the device with the efficiency of attention by `kernel`, if that is known."""
+        """Return the device with its `attention_efficiency` set to that of `kernel`, if it is known."""
         return replace(self, attention_efficiency=self.attention_kernels.get(kernel, self.attention_efficiency))
 
 
@@ -222,8 +222,8 @@ def analytic_profile(
 
 
 def float8_gains(layers: Mapping[str, LayerCost], peak: float) -> dict[str, dict[str, float]]:
-    """Return by kind the largest gain of a language layer in float8, bf16's seconds by its: with its three products
-    `peak` times as fast, and casting free."""
+    """Return {kind: {words: gain}}, an upper bound of how many times faster each kind of language layer is in float8
+    than in bf16: its three products `peak` times as fast, casting free."""
     found = {}
     for kind, cost in layers.items():
         seconds, matrices = cost.forward_seconds + cost.backward_seconds, cost.weight_gradient_seconds
@@ -246,6 +246,7 @@ def _replica_rate(gpu: Device, t: int, d: int, replica_ranks: int) -> float:
 def _layer_cost(
     kind: str, work: Work, units: int, gpu: Device, ranks: _Ranks, mode: GradientMode, added: AdaptersWork | None
 ) -> LayerCost:
+    """Return the cost of a kind of layer in a gradient mode, with the work `added` by adapters, and host seconds."""
     weights = sum(weights for weights, _ in ranks.weights(work))
     cost = _in_mode(_cost(work, units, gpu, ranks), weights, units, mode)
     if added is not None:
@@ -257,6 +258,7 @@ def _layer_cost(
 
 
 def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
+    """Return the cost of a trained layer by its work on a pack of `units`, without adapters and host seconds."""
     t = ranks.tensor
     stream, share = work.tokens * work.width * BYTES, work.shares(t)
     matrices = 2 * work.tokens * work.matrix_weights / share / (gpu.flops * gpu.matrix_efficiency)
@@ -298,7 +300,7 @@ def _link_seconds(work: Work, gpu: Device, ranks: _Ranks) -> float:
 
 
 def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) -> LayerCost:
-    """Return the cost of a layer in another gradient mode; `cost` is a trained layer's, with `weights` on a rank."""
+    """Return the cost in gradient mode `mode`, given that of the trained layer and its number of weights on a rank."""
     if mode == "trained":
         return cost
     matrices = cost.weight_gradient_seconds or 0.0
@@ -314,7 +316,7 @@ def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) ->
 
 
 def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
-    """Return the sum of a frozen layer's cost and its adapters'."""
+    """Return a frozen layer's cost with that of its adapters added."""
     matrices = work.operations / (gpu.flops * gpu.matrix_efficiency)
     bytes_a_second = gpu.memory_bandwidth * gpu.bandwidth_efficiency
     forward = matrices + work.forward_bytes / bytes_a_second

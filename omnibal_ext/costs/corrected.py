@@ -59,7 +59,7 @@ def _of(compared: Collection[Compared], part: str) -> dict[str, tuple[float, flo
 
 
 def _of_passes(phases: dict[str, tuple[float, float]]) -> tuple[float, float]:
-    """Return the factors of a part's forwards and backwards, from seconds by phase."""
+    """Return measured / profile seconds of a part's forwards and of its backwards, from both by phase."""
     forward = _ratio([phases.get("forward", (0.0, 0.0))])
     recompute = forward * phases.get("recompute", (0.0, 0.0))[0]
     planned = sum(phases[phase][0] for phase in phases if phase not in ("forward", "recompute"))

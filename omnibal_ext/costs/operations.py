@@ -29,7 +29,7 @@ PASSES = {"trained": 3, "adapted": 2, "frozen": 2, "idle": 1}
 
 @dataclass(frozen=True)
 class ModelOperations:
-    """Forward and backward operations of a step."""
+    """Operations that a model's forward and backward need, by what they grow with."""
 
     units: Mapping[Size, float]
     """Operations per tile, token, mel frame (as part of a whole chunk of sound)."""
@@ -42,7 +42,7 @@ class ModelOperations:
     def of(
         cls, model: Architecture, frozen: tuple[str, ...] = (), adapters: Adapters = NO_ADAPTERS
     ) -> "ModelOperations":
-        """Count the operations of a model with `frozen` parts and adapters."""
+        """Count the operations of a model, given its `frozen` parts and adapters."""
         periods = {one.modality.size: one.period for one in model.encoders}
         works, added = layer_works(model, periods, 1), adapter_parameters(model, adapters)
         trained = adapters.trained(frozen)
@@ -90,8 +90,8 @@ def device_key(name: str) -> str | None:
 
 
 def measured_device(key: str, folder: Path = RESULTS) -> Device | None:
-    """Return the device `key` with measured efficiencies; None if these were not measured. Raises UserError for
-    a result file that is damaged, or has impossible figures."""
+    """Return the device `key` of `DEVICES` with the efficiencies measured by benchmarks/gpu.py; None if `folder` has
+    none. Raises UserError for a result file that is damaged, or has impossible figures."""
     path = folder / f"{key}.json"
     return (
         read_record(path, "result", "benchmarks/gpu.py", lambda record: _device(key, record)) if path.exists() else None
@@ -99,8 +99,7 @@ def measured_device(key: str, folder: Path = RESULTS) -> Device | None:
 
 
 def installed_attention() -> str:
-    """Return the kernel that would attend over packs on Hopper by what is installed here, of those that analytic
-    profiles price apart: FlashAttention-4; "" if that is not."""
+    """Return "flash_attention_4" if that kernel, which analytic profiles price apart, is installed here; else ""."""
     try:
         version("flash-attn-4")
     except PackageNotFoundError:

@@ -214,7 +214,7 @@ class Profile:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Profile":
-        """Read the profile in a decoded profile.json. Raises UserError for missing fields or another schema version."""
+        """Read a decoded profile.json. Raises UserError for missing or unknown fields, or another schema version."""
         check_version(record, SCHEMA_VERSION, "profile again")
         PROFILE("", record)
         known = {field.name for field in dataclasses.fields(cls)} - {"budgets", "trained"} | {FIELD, *ELSEWHERE}
@@ -248,7 +248,7 @@ class Profile:
 
     @property
     def hash(self) -> str:
-        """16 hexadecimal digits that all fields except `notes` determine."""
+        """Hash of all fields but `notes`: 16 hexadecimal digits."""
         record = {name: value for name, value in self.to_record().items() if name != "notes"}
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -280,14 +280,14 @@ class Profile:
 
     @property
     def features_after(self) -> tuple[int, ...]:
-        """Tensors as large as the hidden states passed on with every layer's output: features, and `carried_after`."""
+        """Number of extra tensors, as large as the hidden states, sent on with every layer's output."""
         features = features_after(self.chain, self._encoders)
         return tuple(map(sum, zip(features, self.carried_after or (0,) * len(features), strict=True)))
 
     @property
     def tokens_after(self) -> dict[str, tuple[int, ...]]:
-        """Last layer of an encoder whose tokens or rows pass by later encoders -> for every layer, 1 if they travel
-        with its output, else 0; they take as many bytes as the layer's output."""
+        """Encoders whose output passes by later layers, each by the kind of its last layer: 1 for every layer of the
+        chain with whose output it travels, else 0. It takes as many bytes as that last layer's output."""
         found, layers = dict[str, tuple[int, ...]](), range(1, len(self.chain) + 1)
         for one in encoder_extras(self.chain, self._encoders, 1):
             if one.counted:
@@ -296,8 +296,8 @@ class Profile:
         return found
 
     def streams(self, size: Size) -> int:
-        """Return how many tensors the encoder of a size gives for its tokens: one, and features that are added
-        later."""
+        """Return how many tensors the encoder of a size gives the language model: its tokens, and features that are
+        added later."""
         return next((features for one, features in self._encoders.items() if one.size == size), Features()).streams
 
     @property
@@ -334,7 +334,7 @@ class Profile:
         return replace(self, layers={**self.layers, "head": cost}, supervised_share=share)
 
     def mode(self, kind: str) -> GradientMode:
-        """Return which gradients the backward computes in layers of a kind."""
+        """Return which gradients a backward computes in layers of a kind: "trained", "adapted", "frozen" or "idle"."""
         return self.trained.mode(kind)
 
     def budget(self, size: Size) -> int:
@@ -357,8 +357,8 @@ class Profile:
         return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs, cost.empty_seconds)
 
     def exchange_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
-        """Return the seconds of a team's exchange of heads in a layer's forward, by pack; the backward takes as
-        many."""
+        """Return, by pack, the seconds in which ranks that share a wide pack exchange attention heads in a layer's
+        forward; the backward takes as many."""
         cost, sent = self.layers[kind], np.zeros(packs.tokens.shape) if packs.exchanged is None else packs.exchanged
         copies = 1.0 if packs.widths is None else np.maximum(1, packs.widths / (cost.exchange_groups or np.inf))
         return np.asarray(sent * (cost.exchange_seconds + (copies - 1) * cost.exchange_key_seconds))

@@ -33,7 +33,7 @@ class WeightBytes:
 
     @staticmethod
     def of(flags: Any, half: bool = True) -> "WeightBytes":
-        """Return the bytes of a run with these flags, whose precisions are named or torch's; `half`: not in fp32."""
+        """Return a weight's bytes by Megatron's flags (precisions as names or torch's); `half`: in bf16 or fp16."""
         if not half:
             return WeightBytes(4, 4, 8)
         if not getattr(flags, AWARE):
@@ -42,7 +42,7 @@ class WeightBytes:
         return WeightBytes(2, gradient, 2 + sum(moments))
 
     def on_a_rank(self, replicas: float = 1) -> float:
-        """Return the bytes of one weight, whose state so many ranks share."""
+        """Return the bytes of one weight on one of `replicas` ranks that share its optimizer state."""
         return self.weight + self.gradient + self.state / replicas
 
 
@@ -51,14 +51,14 @@ def _size(precision: Any) -> int:
 
 
 def add_state_flags(add: Callable[..., Any]) -> None:
-    """Add Megatron's flags of the precision-aware optimizer to a parser of tools."""
+    """Add Megatron's flags of the precision-aware optimizer to a parser, given its `add_argument`."""
     add("--use-precision-aware-optimizer", action="store_true", help="Transformer Engine keeps narrower states")
     for name, precisions in DTYPES.items():
         add(f"--{name.replace('_', '-')}", choices=precisions, default="fp32", help="of these states")
 
 
 def state_words(flags: Any) -> list[str]:
-    """Return the words of these flags, as they were given; none without a precision-aware optimizer."""
+    """Return the command line's words for these flags; none without a precision-aware optimizer."""
     if not getattr(flags, AWARE):
         return []
     words = [(f"--{name.replace('_', '-')}", str(getattr(flags, name))) for name in DTYPES]

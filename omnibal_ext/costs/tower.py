@@ -59,7 +59,7 @@ class TowerCosts:
 
     @property
     def rates(self) -> dict[Size, float]:
-        """Units of the last encoder that take as long as one of each size, in packs at the budgets."""
+        """Seconds to encode a tile or frame of each size, as a multiple of the last encoder's, at the budgets."""
         seconds = dict.fromkeys(self.budgets, 0.0)
         for kind in self.kinds:
             seconds[size_of(kind)] += self._cost(kind).forward_seconds + self._cost(kind).backward_seconds
@@ -73,14 +73,14 @@ class TowerCosts:
         return {size: np.array(budget) for size, budget in self.budgets.items()}
 
     def units(self, load: Load) -> Floats:
-        """Return about how many images and sounds packs have, elementwise: each is encoded on one rank, in one
-        piece."""
+        """Return about how many images and sounds each pack has, elementwise, at least 1: one rank encodes each of them
+        whole."""
         sizes = {one.size: float(one.typical) for one in ENCODED}
         sizes[VISION.size] = self.profile.image_tiles or sizes[VISION.size]
         return np.maximum(1.0, sum(np.round(load[size] / sizes[size]) for size in load))
 
     def total(self, figure: Callable[[Size], float], load: Load) -> Floats:
-        """Return a figure per tile or frame times the load's, summed over its sizes, elementwise."""
+        """Return the sum over sizes of `figure` (of one tile or frame) times the load, elementwise."""
         return np.asarray(sum(figure(size) * amount for size, amount in load.items()))
 
     @cached_property
@@ -94,11 +94,11 @@ class TowerCosts:
         return self.profile.mode(self.kinds[-1]) != "idle"
 
     def forward(self, load: Load) -> Floats:
-        """Return the forward seconds of all layers, elementwise."""
+        """Return the forward seconds of all layers of the tower on a load, elementwise."""
         return self._seconds(load, self.kinds, backward=False)
 
     def backward(self, load: Load, recompute: tuple[int, ...] = ()) -> Floats:
-        """Return the backward seconds of all layers, with recomputation of the layers `recompute`, elementwise."""
+        """Return the backward seconds of all layers on a load, with the layers `recompute` recomputed, elementwise."""
         rerun = tuple(self.kinds[layer] for layer in recompute)
         return self._seconds(load, self.kinds, backward=True) + self._seconds(load, rerun, backward=False)
 
@@ -113,7 +113,7 @@ class TowerCosts:
         return seconds
 
     def kept_bytes(self, size: Size, recompute: tuple[int, ...] = ()) -> float:
-        """Return bytes kept per tile or frame from its E to its V; `recompute` as in `backward`."""
+        """Return the bytes per tile or frame kept from its E to its V; of the layers `recompute` only the input."""
         if not self.trained:
             return 0.0
         costs = [(layer, self._cost(kind)) for layer, kind in enumerate(self.kinds) if size_of(kind) == size]
@@ -135,7 +135,7 @@ class TowerCosts:
 
     @property
     def vit_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers that can be recomputed."""
+        """Numbers of the tower's layers that can be recomputed: those of all its encoders."""
         return tuple(n for n, kind in enumerate(self.profile.chain[: self.layers]) if kind in RECOMPUTABLE_KINDS)
 
     @cached_property
@@ -187,7 +187,7 @@ def language_profile(profile: Profile) -> Profile:
 
 
 def owners_by_bytes(sizes: list[float], ranks: int) -> tuple[int, ...]:
-    """Return the owner of every layer, from the bytes of each: largest first, to the rank with fewest bytes so far."""
+    """Return each layer's owning rank, from the layers' bytes: largest first, to the rank with fewest so far."""
     held, owners = [0.0] * ranks, [0] * len(sizes)
     for layer in sorted(range(len(sizes)), key=lambda layer: (-sizes[layer], layer)):
         owners[layer] = min(range(ranks), key=lambda rank: (held[rank], rank))

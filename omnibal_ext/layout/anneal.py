@@ -32,7 +32,8 @@ FURTHEST, FURTHEST_PART = 6, 7
 
 @njit(cache=True)
 def changed(state: State, what: int, costs: Costs, seed: int, at: int) -> State:  # pragma: no cover - compiled
-    """Return a copy of the state with one random change; `what`: one of `LISTS`, `LAYOUTS`, `ENCODERS`."""
+    """Return a copy of the state with one random change, which may deadlock or not fit. `what` may change: `LISTS`,
+    `LAYOUTS` (lists, cuts or recomputed layers), `ENCODERS` (E and V). `at`: position of its first random number."""
     if what == ENCODERS:
         insertions = state.insertions.copy()
         _change_parts(state.insertions, insertions, state.kinds.shape[1], costs.ahead, seed, at)
@@ -62,7 +63,7 @@ def same_layers(state: State, other: State) -> bool:  # pragma: no cover - compi
 
 @njit(cache=True)
 def _limit(state: State, costs: Costs) -> None:  # pragma: no cover - compiled
-    """Clip recompute counts to the layers that each stage holds; layers recomputed whole come first."""
+    """Clip recompute counts, in place, to the layers that each stage holds; layers recomputed whole come first."""
     holds, of_option = costs.holds, costs.of_option
     stages, options = state.recomputed.shape
     for stage in range(stages):
@@ -76,7 +77,8 @@ def _limit(state: State, costs: Costs) -> None:  # pragma: no cover - compiled
 
 @njit(cache=True)
 def _exchange(orders: Ints, seed: int, at: int) -> None:  # pragma: no cover - compiled
-    """Exchange two neighbours in an order of one rank, half of the time on all ranks where they are neighbours too.
+    """Exchange random neighbours in one rank's order of forwards or backwards, in place; half of the time in all
+    ranks'.
 
     Forwards of one chunk keep the order in which their packs come.
     """
@@ -100,7 +102,7 @@ def _exchange(orders: Ints, seed: int, at: int) -> None:  # pragma: no cover - c
 
 @njit(cache=True)
 def _move_action(kinds: Ints, seed: int, at: int) -> None:  # pragma: no cover - compiled
-    """Move one action of a rank to another place of its list, in place."""
+    """Move one action of a rank to another position in its list, in place."""
     source = below(kinds.size, seed, at)
     by = 1 + below(1 << below(FURTHEST, seed, at + 1), seed, at + 2)
     target = source + by if below(2, seed, at + 3) else source - by
@@ -113,7 +115,7 @@ def _move_action(kinds: Ints, seed: int, at: int) -> None:  # pragma: no cover -
 
 @njit(cache=True)
 def _move_cuts(edges: Ints, seed: int, at: int) -> None:  # pragma: no cover - compiled
-    """Move a cut, or neighbouring ones together, by one or two layers, if that leaves no stage empty."""
+    """Move a cut, or neighbouring ones together, by one or two layers, in place, if that leaves no stage empty."""
     inner = edges.size - 2
     if inner < 1:
         return
@@ -129,6 +131,7 @@ def _move_cuts(edges: Ints, seed: int, at: int) -> None:  # pragma: no cover - c
 def _change_parts(
     insertions: Ints, new: Ints, length: int, ahead: bool, seed: int, at: int
 ) -> None:  # pragma: no cover - compiled
+    """Draw a random change of `new`, a copy of `insertions`: who encodes a microbatch, or where E or V stand."""
     ranks, microbatches = insertions.shape[1], insertions.shape[2]
     dice, microbatch, rank = below(1000, seed, at), below(microbatches, seed, at + 1), below(ranks, seed, at + 2)
     if dice < DEALS:
@@ -160,7 +163,8 @@ def _change_parts(
 def _deal(
     insertions: Ints, rank: int, microbatch: int, has: bool, length: int, dice: int, ahead: bool
 ) -> None:  # pragma: no cover - compiled
-    """Have a rank encode a microbatch at a random position between its neighbours', or, unless `has`, no longer."""
+    """Make a rank encode a microbatch, with E and V at a random position between its neighbours' (no V if `ahead`), or,
+    unless `has`, take both away; in place."""
     if has == (insertions[0, rank, microbatch] != NONE):
         return
     for of in range(1 if ahead else 2):
@@ -181,7 +185,7 @@ def _deal(
 
 @njit(cache=True)
 def _put(insertions: Ints, of: int, rank: int, microbatch: int, point: int) -> None:  # pragma: no cover - compiled
-    """Move one E or V to `point`, and with it those before or behind it that would be out of order."""
+    """Move one E (`of` 0) or V (1) to `point`, in place, and with it those that would be out of order."""
     for m in range(insertions.shape[2]):
         here = insertions[of, rank, m]
         if here == NONE:
@@ -196,9 +200,10 @@ def _put(insertions: Ints, of: int, rank: int, microbatch: int, point: int) -> N
 def anneal(
     state: State, costs: Costs, what: int, changes: int, warm: float, cold: float, seed: int
 ) -> tuple[State, float]:  # pragma: no cover - compiled
-    """Return the fastest state met, its W filled in, and its step seconds; never slower than `state`, if that fits.
+    """Search from `state`; return the fastest state met, its W filled in, and its step seconds: never slower than
+    `state` if that fits, inf if none fitted.
 
-    `what` changes: `LISTS`, `LAYOUTS` or `ENCODERS`. The temperature falls from `warm` to `cold`, in seconds.
+    `what` may change: `LISTS`, `LAYOUTS` or `ENCODERS`. The temperature falls from `warm` to `cold`, in seconds.
     """
     board, stages = board_of(state, costs), stages_of(state, costs)
     here = step_seconds(state, stages, costs, board, -1)

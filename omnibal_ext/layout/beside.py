@@ -23,7 +23,7 @@ Phase = Literal["forward", "backward", "recompute"]
 
 @dataclass(frozen=True)
 class TowerBeside:
-    """The plan's replicated tower, and its costs on the packs of a problem."""
+    """A plan's replicated tower, and what it costs on a problem's packs."""
 
     tower: Tower
     costs: TowerCosts
@@ -36,7 +36,7 @@ class TowerBeside:
 
     @cached_property
     def whole(self) -> Load:
-        """Load by size of whole packs: float64 [cases, microbatches] each; a case is a rank's iteration."""
+        """Sizes (tiles, frames) of whole packs: float64 [cases, microbatches] each; a case is a rank's iteration."""
         count, packs = len(self.tower.encoding_ranks), self.packs
         if packs is None:
             return {size: np.full((1, count), budget) for size, budget in self.costs.budgets.items()}
@@ -49,7 +49,7 @@ class TowerBeside:
 
     @cached_property
     def encodes(self) -> NDArray[np.bool_]:
-        """bool [ranks, microbatches]: which ranks encode images of which microbatches."""
+        """bool [ranks, microbatches]: which pipeline ranks encode a share of which microbatches."""
         found = np.zeros((self.ranks, len(self.tower.encoding_ranks)), dtype=np.bool_)
         for microbatch, ranks in enumerate(self.tower.encoding_ranks):
             found[list(ranks), microbatch] = True
@@ -57,7 +57,7 @@ class TowerBeside:
 
     @cached_property
     def loads(self) -> Load:
-        """Load by size of the worker that gets most of a pack: float64 [cases, microbatches] each."""
+        """Sizes (tiles, frames) of the largest share that a tensor rank gets of each pack: as `whole`."""
         return largest_share(self.costs, self.whole, self.encodes.sum(axis=0) * self.tensor)
 
     @cached_property
@@ -67,35 +67,36 @@ class TowerBeside:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Seconds of E and V: float64 [2, cases, ranks, microbatches]."""
+        """Seconds of E and V: float64 [2, cases, ranks, microbatches], 0 where a rank encodes nothing."""
         found = part_seconds(self.costs, self.loads, self.tower)
         action = self.profile.action_seconds * self.is_needed
         return np.asarray((found + action)[:, :, None] * self.encodes)
 
     @cached_property
     def hops(self) -> Floats:
-        """Seconds to carry one rank's output to the first stage: float64 [cases, microbatches]."""
+        """Seconds to carry one encoding rank's output to the first stage: float64 [cases, microbatches]."""
         profile = self.profile
         seconds = profile.transfer_latency_seconds + self.costs.transfer_seconds(self.loads)
         return np.asarray(np.where(self.is_needed, seconds, 0.0))
 
     @cached_property
     def fixed_bytes(self) -> Floats:
-        """float64 [ranks]: copies and sums; weights, gradients and optimizer state of the layers that a rank owns."""
+        """float64 [ranks]: bytes of the tower that stay on a pipeline rank: copies of all its weights and sums of their
+        gradients; and weights, gradients and optimizer state of the layers it owns."""
         return self._most_owned(self.costs.owner_bytes()) + self.costs.copy_bytes
 
     @cached_property
     def step(self) -> Floats:
-        """Seconds once an iteration, float64 [ranks]: of owned layers, and to exchange weights and gradients."""
+        """float64 [ranks]: seconds once an iteration, to update owned layers and exchange weights and gradients."""
         return self._most_owned(self.costs.owner_seconds()) + self.costs.exchange_seconds
 
     def _most_owned(self, of_layers: list[float]) -> Floats:
-        """Sum a figure over the layers that each rank owns; return its largest on a tensor rank: float64 [ranks]."""
+        """Sum a figure over the layers that each rank owns; return the most of a pipeline rank's: float64 [ranks]."""
         owned = np.bincount(self.tower.owners, of_layers, self.ranks * self.tensor)
         return np.asarray(owned.reshape(self.ranks, self.tensor).max(axis=1), dtype=np.float64)
 
     def encoding(self, case: int) -> Encoding:
-        """Return what `simulate` takes of the tower for one case."""
+        """Return seconds and bytes of the tower in one case (a data-parallel rank's iteration), for `simulate`."""
         loads = {size: load[case] for size, load in self.loads.items()}
         kept, working = (
             self.costs.total(partial(of_unit, recompute=self.tower.recompute), loads) * self.encodes
@@ -105,7 +106,7 @@ class TowerBeside:
         return Encoding(self.seconds[:, case], self.hops[case], kept, working, waiting, self.fixed_bytes, self.step)
 
     def pieces(self, kind: str, case: int, microbatch: int) -> list[tuple[str, Phase, float]]:
-        """Return (part of the model, phase, seconds) of one E or V; the executor's own time is part "other"."""
+        """Return (part of the model, phase, seconds) of one E or V (`kind`); "other" is the executor's own time."""
         load = {size: load[case, microbatch] for size, load in self.loads.items()}
         executor = self.profile.action_seconds * float(self.is_needed[case, microbatch])
         other: tuple[str, Phase, float] = ("other", "forward" if kind == "E" else "backward", executor)
@@ -121,18 +122,19 @@ class TowerBeside:
         return [float(seconds.sum() / count) for seconds in self.seconds]
 
     def work_seconds(self) -> float:
-        """Return one rank's seconds to encode a replica's whole packs, nothing recomputed: mean of the cases."""
+        """Return the mean seconds of one rank that encodes an iteration's packs alone, forward and backward."""
         seconds = self.costs.forward(self.whole) + self.costs.backward(self.whole) * self.costs.trained
         return float(seconds.sum(axis=1).mean() / self.tensor)
 
 
 def largest_share(costs: TowerCosts, load: Load, workers: Ints | int) -> Load:
-    """Return the load of the worker that gets most when a pack's units, taken as equal, are divided; elementwise."""
+    """Return the largest share of a pack's load (by size) that one of `workers` gets if its images and sounds, taken to
+    be equal, are divided whole; elementwise."""
     units = costs.units(load)
     return {size: np.asarray(np.ceil(units / workers) * amount / units) for size, amount in load.items()}
 
 
 def part_seconds(costs: TowerCosts, loads: Load, tower: Tower) -> Floats:
-    """Return the seconds of E and V on these loads: float64 [2, ...], V's 0 if the tower is frozen."""
+    """Return the seconds of E and V, recomputation included, on these loads: float64 [2, ...]; V's 0 if frozen."""
     forward = costs.forward(loads)
     return np.stack([forward, costs.backward(loads, tower.recompute) if costs.trained else np.zeros_like(forward)])

@@ -23,7 +23,8 @@ _MOST_TOGETHER = 4096
 
 
 class StageBytes(NamedTuple):
-    """Bytes and counts that decide whether a one-stage rank fits; bytes by column of `tables`, or by option."""
+    """What decides whether a rank with one stage fits its memory: bytes of one layer by column of `tables` or by
+    recompute option, and how many microbatches are held."""
 
     fixed: Floats
     kept: Floats
@@ -46,7 +47,8 @@ class StageBytes(NamedTuple):
 def on_top(
     held: Any, recomputed: Any, kept: Floats, saved: Floats, of_option: Ints, backward: Ints, split_backward: bool
 ) -> Any:
-    """Return bytes above the held ones while a stage's backward recomputes, from counts [columns, ...], [options, ...].
+    """Return the most bytes that recomputing in a stage's backward takes on top of those held, from counts of its
+    layers [columns, ...] and of those recomputed [options, ...].
 
     In each kind those recomputed whole come first in the stage, then those recomputed cheaply; and what comes behind a
     layer is freed when it is recomputed (zero-bubble lists keep it for W). Cheap outputs are taken to be there all at
@@ -68,7 +70,7 @@ def on_top(
 
 @njit(cache=True)
 def fits(stage: StageBytes, held: Ints, recomputed: Ints) -> bool:  # pragma: no cover - compiled
-    """Return whether a stage with counts [columns], [options] fits: the rule of `LayoutProblem.bytes_of_counts`."""
+    """Return whether a stage with layers [columns] and recomputed ones [options] fits, as by `bytes_of_counts`."""
     fixed, kept, late = _nothing_recomputed(stage, held)
     for option in range(recomputed.size):
         kept -= recomputed[option] * stage.saved[option]
@@ -84,7 +86,7 @@ def fits(stage: StageBytes, held: Ints, recomputed: Ints) -> bool:  # pragma: no
 
 @njit(cache=True)
 def _nothing_recomputed(stage: StageBytes, held: Ints) -> tuple[float, float, float]:  # pragma: no cover - compiled
-    """Return a stage's bytes without recomputation: fixed, kept from F to B, kept from B to W."""
+    """Return a stage's bytes if nothing is recomputed: weights; a microbatch's kept from F to B, and from B to W."""
     fixed, kept, late = 0.0, 0.0, 0.0
     for column in range(held.size):
         fixed += held[column] * stage.fixed[column]
@@ -95,11 +97,12 @@ def _nothing_recomputed(stage: StageBytes, held: Ints) -> tuple[float, float, fl
 
 @njit(cache=True)
 def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.bool_]) -> Ints:  # pragma: no cover
-    """Return counts int64 [found, options] that fit, none of which takes longer than another in all kinds.
+    """Return recompute counts with which a stage fits, int64 [found, options]: all that none beats in every kind.
 
-    1. Sort all counts of each kind by time; `seconds` [options] are those of one layer.
-    2. For each count of all encoders: the first of the LLM that fits, if it takes less than any with as little of the
-       encoders. Skip counts that would not free enough bytes even if recomputing itself took none.
+    1. Sort all counts of each kind by time; `seconds` [options] are those to recompute one layer.
+    2. For each combination of the encoders' counts take the LLM's fastest that fits, unless one as fast was found for
+       encoders that take no longer. Skip LLM counts that would free too little even if recomputing took no bytes. Of
+       very many combinations some are left out.
     """
     of_llm, of_vit = stage.pairs[0], stage.pairs[1]
     llm = _in_time(held[stage.of_option[of_llm[0]]], seconds[of_llm], offered[of_llm])
@@ -143,8 +146,8 @@ def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.
 def _of_others(
     stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.bool_]
 ) -> Ints:  # pragma: no cover - compiled
-    """Return all combinations of recompute counts of the encoders but the chain's last, [counts, options]; each
-    encoder's sorted by time."""
+    """Return all combinations of recompute counts of the encoders but the chain's last, int64 [combinations, options];
+    of each encoder the fastest counts first."""
     found = np.zeros((1, seconds.size), dtype=np.int64)
     for number in range(2, len(stage.pairs)):
         of_kind = stage.pairs[number]
@@ -163,7 +166,7 @@ def _of_others(
 def _is_less_of_some(
     stage: StageBytes, counts: Ints, others: Ints, seconds: Floats
 ) -> bool:  # pragma: no cover - compiled
-    """Return whether counts [options] take less time than `others` in some kind."""
+    """Return whether recompute counts [options] take less time than `others` in some encoder but the chain's last."""
     for number in range(2, len(stage.pairs)):
         cheap, whole = stage.pairs[number]
         more = (counts[cheap] - others[cheap]) * seconds[cheap] + (counts[whole] - others[whole]) * seconds[whole]
@@ -174,7 +177,7 @@ def _is_less_of_some(
 
 @njit(cache=True)
 def _missing(stage: StageBytes, held: Ints) -> Floats:  # pragma: no cover - compiled
-    """Return the bytes that a stage lacks between actions with nothing recomputed, less rounding: [vectors]."""
+    """Return bytes over a stage's room with nothing recomputed, less rounding, for each row of `between`: [vectors]."""
     fixed, kept, late = _nothing_recomputed(stage, held)
     slack = ROUNDING * (fixed + kept + late)
     return stage.between[:, 0] * kept + stage.between[:, 1] * late + fixed - stage.room - slack
@@ -182,6 +185,7 @@ def _missing(stage: StageBytes, held: Ints) -> Floats:  # pragma: no cover - com
 
 @njit(cache=True)
 def _saved(stage: StageBytes, moment: int, counts: Ints, options: Ints) -> float:  # pragma: no cover - compiled
+    """Return the bytes that recomputing saves at row `moment` of `between`: `counts` layers by each of `options`."""
     early, later, saved = stage.between[moment, 0], stage.between[moment, 1], 0.0
     for index in range(options.size):
         saved += counts[index] * (early * stage.saved[options[index]] + later * stage.saved_late[options[index]])
@@ -190,7 +194,7 @@ def _saved(stage: StageBytes, moment: int, counts: Ints, options: Ints) -> float
 
 @njit(cache=True)
 def _most_saved(stage: StageBytes, counts: Ints, options: Ints) -> Floats:  # pragma: no cover - compiled
-    """Return the most bytes that a count or one before it saves at every moment between actions: [vectors, counts]."""
+    """Return the most bytes that counts 0 .. i save at each row of `between`, for each i: [vectors, counts]."""
     most = np.zeros((len(stage.between), len(counts)))
     for moment in range(len(stage.between)):
         for i in range(len(counts)):
@@ -201,7 +205,7 @@ def _most_saved(stage: StageBytes, counts: Ints, options: Ints) -> Floats:  # pr
 
 @njit(cache=True)
 def _in_time(layers: int, seconds: Floats, offered: NDArray[np.bool_]) -> Ints:  # pragma: no cover - compiled
-    """Return all numbers of layers recomputed (cheaply, whole), [counts, 2], those that take least time first."""
+    """Return all pairs (cheap, whole) of recomputed layers out of `layers`, int64 [counts, 2], fastest first."""
     most = layers if offered[0] else 0
     counts = np.empty(((most + 1) * (layers + 1), 2), dtype=np.int64)
     taken, number = np.empty(len(counts)), 0

@@ -32,7 +32,8 @@ SOME_CASES = 16
 def searched_insertions(
     language: LayoutProblem, layout: Layout, costs: Costs, beside: TowerBeside, seconds: float
 ) -> list[Ints]:
-    """Return insertion points to choose from, the fastest first: all starts, and what annealing made of the best."""
+    """Search positions of E and V, and the ranks that encode; return insertion points int64 [2, ranks, microbatches],
+    fastest first: all starts, and what annealing made of the best. `seconds` of counted work."""
     some_cases = max(1, SOME_CASES // costs.replicas) * costs.replicas
     some = of_cases(costs, lambda table: table[..., :some_cases], costs.replicas)
     mean, state = mean_of(costs), state_of(language, layout)
@@ -54,7 +55,7 @@ def searched_insertions(
 
 
 def starts_of(language: LayoutProblem, ahead: bool) -> list[list[Ints]]:
-    """Return, for each of `assignments`, insertion points of all E first and V last, and of both just in time."""
+    """Return insertion points to start from, for each of `assignments`: E first and V last; both just in time."""
     found = []
     for encoding_ranks in assignments(language.ranks, language.microbatches):
         beside = Beside(encoding_ranks, ahead)
@@ -67,8 +68,8 @@ def starts_of(language: LayoutProblem, ahead: bool) -> list[list[Ints]]:
 
 
 def assignments(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Return ways to assign microbatches to encoding ranks: one rank each, in turn; all ranks; half of them; all ranks
-    for the first or the outer microbatches."""
+    """Return six choices of every microbatch's encoding ranks: one, in turn; all for the first microbatches, then one;
+    all; two, in turn; either half; all for the outer microbatches, else two."""
     everyone, half = tuple(range(ranks)), ranks // 2
     one = [((m + 1) % ranks,) for m in range(microbatches)]
     across = [tuple(sorted({(m + 1) % ranks, (m + 1 + half) % ranks})) for m in range(microbatches)]
@@ -87,8 +88,8 @@ def assignments(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ..
 def insertion_costs(
     problem: LayoutProblem, language: LayoutProblem, layout: Layout, beside: TowerBeside, waiting: float
 ) -> Costs:
-    """Return the costs by which insertion points are compared; room is what the language model and `waiting` bytes of
-    outputs leave."""
+    """Return the costs by which insertion points are compared. Layers take no bytes in them: each rank's `room` is what
+    the language model's peak, the tower, and `waiting` bytes of its outputs leave."""
     profile, tower, costs, counts = problem.profile, beside.tower, costs_of(language), np.arange(1, problem.ranks + 1)
     tensor = profile.tensor_model_parallel_size
     of_counts = [largest_share(beside.costs, beside.whole, int(k) * tensor) for k in counts]

@@ -37,7 +37,7 @@ A_CALL, AN_ACTION, A_LOOK = 1e-4, 8e-9, 1e-5
 
 @dataclass(slots=True)
 class _Best:
-    """A layout and its score: first bytes short of (0 if it fits), then seconds."""
+    """Cuts with recompute counts, and their score: bytes short of the memory (0: they fit), then seconds."""
 
     short_bytes: float
     seconds: float
@@ -49,14 +49,14 @@ class _Best:
         return self.short_bytes, self.seconds
 
     def beats(self, other: "_Best") -> bool:
-        """Return whether this one is better, seconds by more than rounding."""
+        """Return whether this one is better: fewer bytes short, or as many and faster by more than rounding."""
         if self.short_bytes != other.short_bytes:
             return self.short_bytes < other.short_bytes
         return self.seconds < other.seconds * (1 - LEAST_GAIN)
 
 
 class RankOptions:
-    """Recompute counts with which a rank fits.
+    """Finds, and remembers, the recompute counts with which a rank fits its memory.
 
     Step time grows with every count, so only the minimal counts that fit can be best (`frontier`). A rank with one
     stage gets all of them; if all microbatches are equal, the one that adds the least time. With virtual chunks there
@@ -74,12 +74,12 @@ class RankOptions:
 
     @property
     def listed(self) -> int:
-        """Number of pairs (rank, counts of layers) that have been looked at."""
+        """Number of pairs (rank, counts of its layers) searched so far."""
         return len(self._known)
 
     def of(self, rank: int, held: Ints) -> list[Ints]:
-        """Return recompute counts with which a rank that holds layers [chunks, columns] fits: int64 [chunks, options]
-        each, least time added first; [] if it cannot."""
+        """Return the recompute counts, int64 [chunks, options] each, with which a rank fits that holds layers [chunks,
+        columns]; those that add least time first, [] if it cannot fit."""
         key = (rank, held.tobytes())
         if key not in self._known:
             self._known[key] = self._of_one_stage(rank, held) if len(held) == 1 else self._of_many_stages(rank, held)
@@ -104,7 +104,7 @@ class RankOptions:
         return [recomputed]
 
     def _added(self, rank: int, held: Ints) -> list[Ints]:
-        """Return counts: nothing recomputed, then one layer more each time."""
+        """Return recompute counts: nothing recomputed, then one layer more each time, in the order of `_axes`."""
         recomputed = np.zeros((len(held), len(self.problem.columns.of_option)), dtype=np.int64)
         added = [recomputed.copy()]
         kinds, whole = self.problem.columns.of_option, self.problem.columns.whole
@@ -126,7 +126,7 @@ class RankOptions:
         return sorted(((chunk, option) for chunk, option in axes), key=lambda axis: -float(gains[axis]))
 
     def _fits(self, rank: int, held: Ints, counts: Ints) -> NDArray[np.bool_]:
-        """Return whether the rank fits with each of counts [many, chunks, options]: bool [many]."""
+        """Return for each of recompute counts [many, chunks, options] whether the rank fits: bool [many]."""
         return np.asarray(self.problem.bytes_of_counts(rank, held, counts) <= self.problem.memory_bytes)
 
 
@@ -137,8 +137,8 @@ def joint_search(
     seconds: float = 4.0,
     top_k: int | None = None,
 ) -> list[tuple[Layout, float]]:
-    """Find the `top_k` best layouts (None: all), best first, and their step seconds, within `seconds` of counted work,
-    half of it for the first walk.
+    """Find the `top_k` best layouts (None: all), best first, and their step seconds. Stop after `seconds` of work, as
+    counted rather than timed; half of them are for the first walk.
 
     `starts` are cuts to begin with, `layouts` layouts that fit and that the result may not be slower than.
 
@@ -158,6 +158,8 @@ def joint_search(
 
 
 class _Search:
+    """State of one `joint_search`: all cuts judged so far, the best of them, and the work spent."""
+
     def __init__(self, problem: LayoutProblem, deadline: float) -> None:
         self.problem, self.deadline = problem, deadline
         self.spent = 0.0
@@ -172,7 +174,7 @@ class _Search:
         """[layers + 1, cases] Seconds of the layers before each, on all microbatches."""
 
     def try_cuts(self, edges: Edges) -> _Best:
-        """Judge cuts with their best recompute counts, once; remember the best of all."""
+        """Return cuts with their best recompute counts, judged once for all; update the best of all cuts."""
         if edges not in self.seen:
             self.seen[edges] = self._judge(edges)
             if self.seen[edges].beats(self.best):
@@ -180,7 +182,7 @@ class _Search:
         return self.seen[edges]
 
     def take(self, layout: Layout) -> None:
-        """Compare the best with a layout that fits."""
+        """Judge a given layout that fits, with its own recomputed layers, and update the best of all."""
         judged, took = self.try_cuts(layout.edges), self.problem.step_seconds(layout)
         if judged.short_bytes > 0 or took < judged.seconds:
             taken = self.seen[layout.edges] = _Best(0.0, took, layout.edges, self.problem.counts(layout)[1])
@@ -213,11 +215,13 @@ class _Search:
         return self.problem.step_seconds_of_counts(held, recomputed, edges)
 
     def _short_bytes(self, rank: int, held: Ints) -> float:
+        """Return the bytes that a rank lacks with all its layers recomputed, at least 1."""
         everything = held[:, self.problem.columns.of_option] * self.problem.columns.whole
         return max(1.0, self.problem.rank_bytes(rank, held, everything) - self.problem.memory_bytes)
 
     def walk(self, start: Edges, until: float) -> None:
-        """Try moves in turn and take each that improves, until a round brings nothing or `until` seconds are spent."""
+        """Move cuts from `start` on, keeping what improves, until a round brings nothing or `until` seconds of work are
+        spent. While nothing fits it may take longer. Results are in `best` and `seen`."""
         here, tried = self.try_cuts(start), 0
         for move in cycle(self.moves):
             self.spent += A_LOOK
@@ -232,7 +236,7 @@ class _Search:
                     here, tried = there, 0
 
     def kick(self, starts: Sequence[Edges]) -> None:
-        """Walk from the other starts, then from the best with some cuts moved at random."""
+        """Walk from the other starts, then from the best with cuts moved at random, until work or `PATIENCE` ends."""
         for start in starts:
             self.walk(start, self.deadline)
         random, without_gain = np.random.default_rng(0), 0
@@ -249,7 +253,7 @@ class _Search:
             without_gain = min(without_gain + 1, PATIENCE) if self.best is before else 0
 
     def _moves(self) -> Iterator[tuple[int, int, int]]:
-        """Yield runs of neighbouring cuts and a shift: (first cut, one past the last, shift), single cuts first."""
+        """Yield how cuts can move: (first cut, one past the last, shift in layers); single cuts come first."""
         for length, shift in product(range(1, self.stages), (1, -1, 2, -2)):
             for first in range(1, self.stages - length + 1):
                 yield first, first + length, shift
@@ -261,7 +265,7 @@ class _Search:
         return None
 
     def _worth_playing(self, edges: Edges, here: _Best) -> bool:
-        """Return whether these cuts can win: False if one rank's work alone takes as long as the step of `here`."""
+        """Return whether these cuts could beat `here`: False if one rank's work alone takes as long as that step."""
         if here.short_bytes > 0:
             return True
         done = self.work[list(edges)]

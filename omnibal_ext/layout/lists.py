@@ -52,10 +52,10 @@ MOST_ACTIONS = 8000
 def build_lists(
     problem: LayoutProblem, layout: Layout, seconds: float = 4.0, seed: int = 0, movable: bool = True
 ) -> tuple[LayoutProblem, Layout]:
-    """Return the problem with lists of its own, and a layout for them; never slower than `layout`, which must fit.
+    """Search faster lists of actions for a problem whose backward is split (as zb_auto's), from its own lists and a
+    `layout` that fits; return the problem with them, and their layout. Both are as given if nothing faster was found.
 
-    The problem's schedule has W, as zb_auto's has. `seconds` of counted work. Unless `movable`, the layout stays as it
-    is.
+    `seconds` of counted work. Unless `movable`, the layout stays as it is.
     """
     state = state_of(problem, layout)
     ranks, length = state.kinds.shape
@@ -85,7 +85,7 @@ def _with_lists(problem: LayoutProblem, state: State) -> tuple[LayoutProblem, La
 
 
 def state_of(problem: LayoutProblem, layout: Layout) -> State:
-    """Return the problem's lists and a layout as a `State`, without a tower."""
+    """Return a problem's lists and a layout as a `State` to anneal; no rank encodes for a tower."""
     schedule = problem.schedule
     kinds = np.array([["FBW".index(action.kind) for action in actions] for actions in schedule])
     orders = [[[(a.microbatch, a.chunk) for a in actions if a.kind == k] for k in "FB"] for actions in schedule]
@@ -102,7 +102,7 @@ def _lists(state: State) -> Schedule:
 
 
 def costs_of(problem: LayoutProblem) -> Costs:
-    """Return the `Costs` by which states of the problem are judged, without a tower."""
+    """Return the seconds and bytes by which states of the problem are judged; a replicated tower's are 0."""
     t, kinds, profile, split = problem.tables, problem.kind_ids, problem.profile, problem.program.split_backward
     work = (t.forward, t.backward - t.weight * split, t.weight)
     recompute, ranks, action = _cases_last(t.recompute), problem.ranks, float(profile.action_seconds)
@@ -132,14 +132,14 @@ def costs_of(problem: LayoutProblem) -> Costs:
 
 
 def of_cases(costs: Costs, choose: Callable[[Floats], Floats], replicas: int) -> Costs:
-    """Return the costs with other cases: `choose` maps every table's last axis."""
+    """Return the costs on other cases: `choose` maps tables' last axis, and `replicas` of them are one iteration."""
     names = ("seconds", "recompute", "transfers", "tower_seconds", "hops")
     tables: dict[str, Any] = {name: np.ascontiguousarray(choose(getattr(costs, name))) for name in names}
     return costs._replace(**tables, replicas=replicas)
 
 
 def mean_of(costs: Costs) -> Costs:
-    """Return the costs with one case, the mean of all."""
+    """Return the costs on a single case whose seconds are the mean of all."""
     return of_cases(costs, lambda table: table.mean(axis=-1, keepdims=True), 1)
 
 

@@ -41,8 +41,8 @@ def even_edges(weights: ArrayLike, stages: int) -> Edges:
 
 
 def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
-    """Return one number a layer: its parameters, 1 for a ViT or LLM layer (0 for others), or its mean forward seconds.
-    Raises UserError for "parameters" where the profile lacks them."""
+    """Return what `method` spreads evenly, by layer: parameters; 1 for a ViT or LLM layer (0 for others); or mean
+    forward seconds. Raises UserError for "parameters" where the profile lacks them."""
     profile = problem.profile
     if method == "parameters":
         missing = [kind for kind in profile.chain if kind not in profile.parameters]
@@ -58,7 +58,7 @@ def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
 
 
 def cut_bytes(profile: Profile) -> NDArray[np.float64]:
-    """Return the bytes that a cut right behind each layer carries: float64 [layers]."""
+    """Return the bytes sent to the next stage if the chain is cut right behind each layer: float64 [layers]."""
     output = np.array([profile.layers[kind].output_bytes for kind in profile.chain])
     carried = output * (1 + np.array(profile.features_after))
     for kind, passing in profile.tokens_after.items():

@@ -34,7 +34,7 @@ Edges = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Edges that cut the chain, and the layer ids of each stage that are recomputed: whole, or cheaply."""
+    """Edges that cut the chain into stages, and ids of each stage's layers that are recomputed: whole, or cheaply."""
 
     edges: tuple[int, ...]
     recompute: tuple[tuple[int, ...], ...]
@@ -46,8 +46,7 @@ class Layout:
         return self.recompute[stage], self.recompute_cheap[stage] if self.recompute_cheap else ()
 
     def moved(self, by: int) -> "Layout":
-        """Return the layout with `by` added to its cuts and layer ids: for a chain with so many more layers in
-        front."""
+        """Return this layout for a chain with `by` more layers in front: `by` is added to all edges and layer ids."""
         recompute, cheap = (
             tuple(tuple(layer + by for layer in ids) for ids in stages)
             for stages in (self.recompute, self.recompute_cheap)
@@ -57,7 +56,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class LayoutProblem:
-    """A profile, a pipeline and the packs to run on it. A layout's figures are methods, so that all planners agree."""
+    """What layouts are judged on: costs, pipeline, memory, packs. Figures are methods, so that planners agree."""
 
     profile: Profile
     ranks: int
@@ -91,12 +90,12 @@ class LayoutProblem:
 
     @property
     def whole_profile(self) -> Profile:
-        """Profile of the whole chain, the tower's layers included."""
+        """Profile of the whole chain; with a replicated tower, `profile` is only that of the chain behind it."""
         return self.beside.profile if self.beside else self.profile
 
     @property
     def layers_beside(self) -> int:
-        """Number of a replicated tower's layers, which are before the chain that is cut."""
+        """Number of layers in the replicated tower, which come before the chain that is cut; 0 without one."""
         return self.beside.tower.layers if self.beside else 0
 
     @property
@@ -106,45 +105,46 @@ class LayoutProblem:
 
     @cached_property
     def placement(self) -> Placement:
-        """Placement of the stages on ranks."""
+        """Which rank holds each stage, as the named schedule has it."""
         return placement_of(self.schedule_name, self.ranks, self.chunks)
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The lists of actions: `lists`, or the named schedule's."""
+        """Actions of every rank in order: `lists`, or those of the schedule named `schedule_name`."""
         if self.lists is not None:
             return self.lists
         return build_schedule(self.schedule_name, self.ranks, self.microbatches, self.chunks)
 
     @cached_property
     def program(self) -> Program:
-        """The schedule in an order that the simulator can play."""
+        """The schedule's actions in one order in which they can be simulated, each behind what it waits for."""
         return compile_schedule(self.schedule, self.microbatches, self.placement)
 
     @cached_property
     def kind_ids(self) -> Ints:
-        """int64 [layers]: each layer's kind as a column of the tables."""
+        """int64 [layers]: index of each layer's kind in `columns.kinds`."""
         return np.array([self.columns.kinds.index(kind) for kind in self.profile.chain], dtype=np.int64)
 
     @cached_property
     def columns(self) -> Columns:
-        """Kinds and options that the tables have columns of."""
+        """Kinds of layers, and options to recompute them, for which `tables` have figures."""
         return Columns.of(self.profile)
 
     @cached_property
     def cases(self) -> tuple[int, int]:
-        """(iterations, data-parallel ranks) of the packs."""
+        """(iterations, data-parallel ranks) of the packs: so many cases, each simulated alone; (1, 1) without packs."""
         return (1, 1) if self.packs is None else (self.packs.tiles.shape[0], self.packs.tiles.shape[1])
 
     @cached_property
     def tables(self) -> KindTables:
-        """Costs of every kind of layer on every microbatch."""
+        """Costs of one layer of every kind on every microbatch of the packs."""
         return kind_tables(self.profile, self.packs, self.microbatches, self.program.split_backward)
 
     @cached_property
     def moments(self) -> list[list[Ints]]:
-        """Per rank a list: [0] between actions, [1 + c] in chunk c's B. Each int64 [vectors, 2, chunks]: microbatches
-        held from F to the end of B, and from B to W; only vectors that no other exceeds everywhere."""
+        """Per rank, how many microbatches it may hold at once: a list of int64 [vectors, 2, chunks]. Entry 0 counts
+        between actions, entry 1 + c while a B of chunk c runs; [:, 0] are held from F to the end of B, [:, 1] from
+        there to W. Vectors that another one reaches in every number are left out: they are never the peak."""
         rank, stage, kind, _ = self.program.steps
         moved = np.stack(moved_bytes(np.array([1, 0]), np.array([0, 1]) * self.program.split_backward))
         chunks = np.array([self.placement.rank_and_chunk(s)[1] for s in range(self.stages)])
@@ -160,12 +160,12 @@ class LayoutProblem:
 
     @cached_property
     def held(self) -> list[Ints]:
-        """Per rank: int64 [vectors, chunks], microbatches held between actions, whether they wait for B or W."""
+        """Per rank: int64 [vectors, chunks], microbatches held between actions, those before B and before W in sum."""
         return [vectors.sum(axis=1) for vectors, *_ in self.moments]
 
     def counts(self, layout: Layout) -> tuple[Ints, Ints]:
-        """Return int64 [stages, columns]: layers of each kind a stage holds (and features it receives); [stages,
-        options]: those that it recomputes by each option."""
+        """Count a layout's layers for `tables`: int64 [stages, columns], each stage's by kind (and the features it
+        receives); int64 [stages, options], those it recomputes by each option."""
         held = self.slices(layout.edges)
         recomputed = np.zeros((len(held), len(self.columns.of_option)), dtype=np.int64)
         for whole, of_stages in ((True, layout.recompute), (False, layout.recompute_cheap)):
@@ -176,25 +176,25 @@ class LayoutProblem:
         return held, recomputed
 
     def slices(self, edges: Sequence[int]) -> Ints:
-        """Return int64 [stages, columns]: layers of each kind between `edges`, and features that the stages receive."""
+        """Count each stage's layers by kind, and features it receives, if cut at `edges`: int64 [stages, columns]."""
         cuts = np.asarray(edges)
         held: Ints = np.diff(self.kind_counts[cuts], axis=0) + self.received[cuts[:-1]]
         return held
 
     @cached_property
     def kind_counts(self) -> Ints:
-        """int64 [layers + 1, columns]: layers of each kind before each layer."""
+        """int64 [layers + 1, columns]: layers of each kind before each layer, and in the whole chain (prefix sums)."""
         return prefix_sums(self._columns)
 
     @cached_property
     def _columns(self) -> Ints:
-        """int64 [layers, columns]: 1 where a layer counts."""
+        """int64 [layers, columns]: 1 in the column of a layer's kind, and in that of `layers_apart` if it has one."""
         found = (self.kind_ids[:, None] == np.arange(2 * len(self.columns.kinds))).astype(np.int64)
         separate = [[kind == name for name in self.profile.layers_apart] for kind in self.profile.cost_kinds]
         return np.hstack([found, np.array(separate, dtype=np.int64)])
 
     def per_layer(self, table: Floats) -> Floats:
-        """Spread a table over the chain: [columns, ...] -> [layers, ...]."""
+        """Return the costs of each layer of the chain from a table by column: [columns, ...] -> [layers, ...]."""
         return np.tensordot(self._columns, table, 1)
 
     @cached_property
@@ -209,7 +209,7 @@ class LayoutProblem:
 
     @cached_property
     def transfers(self) -> Floats:
-        """float64 [layers, cases, microbatches]: seconds to the next stage if the chain is cut behind the layer."""
+        """float64 [layers, cases, microbatches]: seconds to send what the next stage needs if cut behind the layer."""
         latency = self.profile.transfer_latency_seconds
         features = np.array(self.profile.features_after)[:, None, None]
         carried = (self.tables.transfer[self.kind_ids] - latency) * (1 + features)
@@ -219,18 +219,18 @@ class LayoutProblem:
         return np.asarray((latency + carried) * (self.ranks > 1))
 
     def fits(self, layout: Layout) -> bool:
-        """Return whether every rank's peak is within the memory."""
+        """Return whether every rank's peak bytes, with packs that fill the budgets, are within `memory_bytes`."""
         return max(self.stage_peak_bytes(layout)) <= self.memory_bytes
 
     def rank_bytes(self, rank: int, held: Ints, recomputed: Ints) -> float:
-        """Return a rank's peak bytes from int64 [chunks, ...] counts of its stages; see `bytes_of_counts`."""
+        """Return a rank's peak bytes from `counts` of its stages, int64 [chunks, columns] and [chunks, options]."""
         return float(self.bytes_of_counts(rank, held, recomputed[None])[0])
 
     def bytes_of_counts(self, rank: int, held: Ints, recomputed: Ints) -> Floats:
-        """Return a rank's peak bytes for many recompute counts int64 [many, chunks, options]: float64 [many].
+        """Return a rank's peak bytes for many ways to recompute its layers `held` [chunks, columns]: float64 [many].
 
-        Overhead + weights + the worst of all moments: its microbatches x bytes kept, and in a chunk's B the layer that
-        is being recomputed.
+        `recomputed`: int64 [many, chunks, options]. Overhead + weights + the worst of all moments: bytes that its
+        microbatches keep, and in a chunk's B the layer that is being recomputed.
         """
         tables = self.tables
         kept, late = held @ tables.kept - recomputed @ tables.saved, held @ tables.late - recomputed @ tables.saved_late
@@ -243,7 +243,7 @@ class LayoutProblem:
 
     @cached_property
     def stage_bytes(self) -> list[StageBytes]:
-        """Arrays by which compiled searches check each rank's memory if it has one stage; see `bytes_of_counts`."""
+        """Arrays, by rank, for compiled searches that check memory as `bytes_of_counts` does; ranks have one stage."""
         t, room = self.tables, float(self.memory_bytes - self.profile.overhead_bytes)
         found = []
         for between, in_backward, *_ in self.moments:
@@ -254,8 +254,8 @@ class LayoutProblem:
         return found
 
     def transient(self, held: Ints, recomputed: Ints) -> Floats:
-        """Return bytes above the held ones while a stage's backward recomputes; counts [..., columns], [..., options]
-        -> float64 [...]. See `frontier.on_top`."""
+        """Return the most bytes that recomputing in a stage's backward takes on top of those held, float64 [...], from
+        counts of its layers [..., columns] and of those recomputed [..., options]. See `frontier.on_top`."""
         t, split = self.tables, self.program.split_backward
         counts = np.moveaxis(held, -1, 0), np.moveaxis(recomputed, -1, 0)
         return np.asarray(on_top(*counts, t.kept, t.saved, self.columns.of_option, self.columns.backward, split))
@@ -269,8 +269,8 @@ class LayoutProblem:
         return [self.rank_bytes(rank, held[mine], recomputed[mine]) for rank, mine in stages_of]
 
     def layout(self, edges: Sequence[int], recomputed: Ints) -> Layout:
-        """Return the layout with recompute counts int64 [stages, options]: in each stage and kind, the first layers are
-        recomputed whole, and those that follow cheaply."""
+        """Return the layout with these cuts and recompute counts, int64 [stages, options]: of each kind in a stage, the
+        first layers are recomputed whole, and those that follow cheaply."""
         found = []
         for counts, (first, end) in zip(recomputed.tolist(), pairwise(edges), strict=True):
             whole: list[int] = []
@@ -296,8 +296,8 @@ class LayoutProblem:
         return self._slowest(self._case_seconds(held, recomputed, layout.edges))
 
     def step_seconds_of_counts(self, held: Ints, recomputed: Ints, edges: Sequence[int]) -> float:
-        """Return the step seconds of a layout given as counts, int64 [stages, columns] and [stages, options], and
-        cuts."""
+        """Return `step_seconds` of a layout that is given by its cuts and its `counts`, int64 [stages, columns] and
+        [stages, options]."""
         return self.over_cases(self._case_seconds(held, recomputed, edges))
 
     def _case_seconds(self, held: Ints, recomputed: Ints, edges: Sequence[int]) -> Floats:
@@ -321,14 +321,14 @@ class LayoutProblem:
         return np.asarray((last_ends(program.rows, seconds) + step).max(axis=1))
 
     def host_seconds(self, held: Ints, recomputed: Ints) -> Floats:
-        """Return the seconds in which a host launches F, B and W, [3, stages]; counts as from `counts`."""
+        """Return the seconds in which the CPU launches F, B and W, float64 [3, stages], from a layout's `counts`."""
         t = self.tables
         forward = held @ t.host_forward
         backward = held @ t.host_backward + recomputed @ (t.host_forward[self.columns.of_option] * self.columns.whole)
         return np.stack([forward, backward, np.zeros_like(forward)]) + self.profile.host_action_seconds
 
     def over_cases(self, seconds: Floats) -> float:
-        """Return the mean over iterations of the slowest data-parallel rank, from float64 [cases]."""
+        """Return the mean over iterations of the slowest rank, from seconds [iterations x data-parallel ranks]."""
         return float(self._slowest(seconds).mean())
 
     def _slowest(self, seconds: Floats) -> Floats:
@@ -336,7 +336,7 @@ class LayoutProblem:
         return np.asarray(seconds.reshape(self.cases).max(axis=1))
 
     def stage_costs(self, layout: Layout, case: int = 0) -> StageCosts:
-        """Return what `simulate` takes of the stages for one case (iteration x data-parallel rank)."""
+        """Return the stages' seconds and bytes for `simulate`; `case`: iteration x data-parallel ranks + rank."""
         held, recomputed = self.counts(layout)
         t = self.tables
         at = [table[:, case] for table in (t.forward, t.backward, t.recompute, t.weight, t.load)]
@@ -361,12 +361,12 @@ class LayoutProblem:
         )
 
     def simulate(self, layout: Layout, case: int = 0) -> Simulation:
-        """Play one case, with timeline and bytes."""
+        """Simulate one case (as in `stage_costs`): when every action runs, and the bytes that ranks hold."""
         encoding = self.beside.encoding(case) if self.beside else None
         return simulate(self.program, self.stage_costs(layout, case), encoding)
 
     def ideal_seconds(self) -> float:
-        """Return the seconds of all needed work, spread evenly over ranks: no bubble, recomputation or transfer."""
+        """Return the seconds of forwards and backwards alone, spread evenly over ranks: no bubble, no recomputation."""
         t = self.tables
         work = self.kind_counts[-1] @ (t.forward + t.backward).sum(axis=2)
         tower = self.beside.work_seconds() if self.beside else 0.0
@@ -374,7 +374,7 @@ class LayoutProblem:
 
 
 def _maximal(moments: Ints) -> Ints:
-    """Return rows of int64 [moments, ...] that no other row reaches in every number, without duplicates."""
+    """Return the rows of int64 [rows, ...] that no other row reaches in every number; of equal rows one."""
     vectors = np.unique(moments.reshape(len(moments), -1), axis=0)
     keep = [not ((vectors >= v).all(axis=1) & (vectors > v).any(axis=1)).any() for v in vectors]
     return vectors[keep].reshape(-1, *moments.shape[1:])

@@ -17,7 +17,7 @@ from omnibal_ext.units import in_bytes
 
 
 def recompute_all(problem: LayoutProblem, edges: Edges) -> Layout:
-    """Recompute every layer of the encoders and the LLM. Raises UserError where even that does not fit."""
+    """Return the layout with all encoder and LLM layers recomputed. Raises UserError where even that does not fit."""
     layout = _everything(problem, edges)
     _refuse_misfits(problem, layout)
     return layout
@@ -45,7 +45,7 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
 
 
 def _counts_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
-    """Yield all recompute counts int64 [1, options], fewest layers first."""
+    """Yield all numbers of layers to recompute whole, int64 [1, options] up to `most`, fewest layers first."""
     options = np.flatnonzero(problem.columns.whole)
     saved = problem.tables.saved[options].tolist()
     numbers = product(*(range(count + 1) for count in most[0, options].tolist()))
@@ -77,6 +77,7 @@ def _everything(problem: LayoutProblem, edges: Edges) -> Layout:
 
 
 def _refuse_misfits(problem: LayoutProblem, layout: Layout) -> None:
+    """Raise UserError, with what would help, if a layout with all layers recomputed exceeds a rank's memory."""
     short = [peak - problem.memory_bytes for peak in problem.stage_peak_bytes(layout)]
     rank = int(np.argmax(short))
     if short[rank] <= 0:

@@ -46,7 +46,7 @@ def find_layouts(
     top_k: int = 10,
     seconds: float = 4.0,
 ) -> list[Candidate]:
-    """Find layouts of a method that fit the memory, fastest first by simulation.
+    """Find layouts of one of `METHODS` that fit the memory, fastest first by simulation.
 
     `recompute` is "fewest" (the paper's rule) or "full" (everything, what unbalanced training does); joint chooses what
     to recompute itself. `seconds` limits the joint search. Raises UserError for an unknown method, a rule the method
@@ -69,7 +69,7 @@ def find_plan(
     problem: LayoutProblem, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10,
     seconds: float = 4.0,
 ) -> tuple[LayoutProblem, list[Candidate]]:  # fmt: skip
-    """Run `find_layouts`; for schedules in `BUILT`, build lists for the best layout and judge all layouts on these.
+    """Run `find_layouts`; for zb_auto and zb_v_auto build lists for the best layout, and judge all layouts on these.
 
     The returned problem has the lists; its first candidate is never slower than with those the search begins with.
     `seconds` limit the joint search, and again the search for lists. Raises UserError as `find_layouts` does.
@@ -93,7 +93,8 @@ def find_plan(
 def _fastest_start(
     starts: Sequence[LayoutProblem], method: str, options: Mapping[str, Any]
 ) -> tuple[LayoutProblem, list[Candidate]]:
-    """Return the problem whose best layout is fastest, and its layouts. Raises the last UserError if nothing fits."""
+    """Return the problem of `starts` whose best layout is fastest, and its layouts. Raises UserError if nothing
+    fits."""
     found: list[tuple[LayoutProblem, list[Candidate]]] = []
     for number, start in enumerate(starts):
         with suppress(*([UserError] if found or number < len(starts) - 1 else [])):
@@ -102,7 +103,7 @@ def _fastest_start(
 
 
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
-    """Run the joint search from where all other methods end, and from cuts that are even in whole time."""
+    """Run the joint search from where all other methods end, and from cuts even in forward + backward seconds."""
     layouts: list[Layout] = []
     for method in METHODS[:-1]:
         with suppress(UserError):  # a method that finds nothing that fits, or lacks figures, gives no start
@@ -117,7 +118,8 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
 
 
 def judge(problem: LayoutProblem, cuts: list[Edges], recompute: str = "fewest") -> list[Candidate]:
-    """Give each cut its recomputed layers, leave out what does not fit, and sort by simulated step time."""
+    """Choose each cut's recomputed layers by the rule `recompute`, leave out cuts that do not fit, and sort by
+    simulated step time. Raises the first UserError if none fits."""
     found, refusal = [], None
     for edges in cuts:
         try:
@@ -132,7 +134,7 @@ def judge(problem: LayoutProblem, cuts: list[Edges], recompute: str = "fewest") 
 
 
 def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) -> Plan:
-    """Make the plan of the first candidate; the others become its alternatives."""
+    """Return the plan of the first candidate; the others become its alternatives."""
     profile, best = problem.whole_profile, candidates[0]
     layout = best.layout.moved(problem.layers_beside)
     return Plan.from_cuts(
@@ -160,7 +162,7 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
 
 
 def predictions(problem: LayoutProblem, layout: Layout) -> dict[str, Any]:
-    """Return plan.json's `predicted` for a layout: seconds, bytes, bubble, and what limits each stage."""
+    """Return `predicted` of plan.json for a layout: seconds, bytes, bubble, and what limits each stage."""
     plays = [problem.simulate(layout, case) for case in range(problem.cases[0] * problem.cases[1])]
     costs = [problem.stage_costs(layout, case) for case in range(len(plays))]
     forward = np.mean([c.forward.mean(axis=1) for c in costs], axis=0)

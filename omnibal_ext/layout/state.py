@@ -20,7 +20,7 @@ MICROBATCH, CHUNK = 0, 1
 
 
 class State(NamedTuple):
-    """Lists of all ranks, the layers of all stages, and who encodes what when."""
+    """What annealing changes: all ranks' lists, all stages' layers, which ranks encode which microbatch when."""
 
     kinds: Ints
     """[ranks, actions] 0 F, 1 B, 2 W: the n-th of a kind is the n-th of its order. W may be left out, to be filled
@@ -99,7 +99,7 @@ class Stages(NamedTuple):
 
 
 class Board(NamedTuple):
-    """Scratch arrays of a play."""
+    """Scratch arrays of `step_seconds`, kept from one call (a play) to the next."""
 
     done: Ints
     """[3, stages, microbatches] Number of the last play in which F, B or W was done."""
@@ -111,7 +111,7 @@ class Board(NamedTuple):
 
 @njit(cache=True)
 def board_of(state: State, costs: Costs) -> Board:  # pragma: no cover - compiled
-    """Return an empty board of the right shapes."""
+    """Allocate the scratch arrays for plays of a state."""
     stages, microbatches, cases = state.edges.size - 1, costs.recompute.shape[1], costs.recompute.shape[2]
     actions = (3 if costs.split else 2) * state.orders.shape[3]
     done, ends = np.full((3, stages, microbatches), -2), np.empty((2, stages, microbatches, cases))
@@ -120,7 +120,7 @@ def board_of(state: State, costs: Costs) -> Board:  # pragma: no cover - compile
 
 @njit(cache=True)
 def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compiled
-    """Sum the costs of the state's layers by stage."""
+    """Sum seconds and bytes of the layers between a state's cuts, stage by stage."""
     stages, microbatches, cases = state.edges.size - 1, costs.recompute.shape[1], costs.recompute.shape[2]
     seconds, transfers = np.empty((3, stages, microbatches, cases)), np.empty((stages, microbatches, cases))
     taken, needs = np.empty((3, stages)), np.zeros((3, stages))
@@ -155,10 +155,12 @@ def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compi
 def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer than all else)
     state: State, stages: Stages, costs: Costs, board: Board, number: int
 ) -> float:  # pragma: no cover - compiled
-    """Return the mean over iterations of the slowest data-parallel rank; inf if lists deadlock or a rank lacks bytes.
+    """Play a state's lists, and return the step's seconds: the mean over iterations of the slowest data-parallel rank;
+    inf if the lists deadlock or a rank lacks bytes.
 
     Where lists of a split backward leave out W, they are filled in: a rank does its oldest W where it would wait for
-    another rank (judged by case 0 alone), or lacks the bytes for its next action. `number`: of this play on the board.
+    another rank (judged by case 0 alone), or lacks the bytes for its next action. What each rank did, without E and V,
+    is in `board.kinds` afterwards. `number`: one that no earlier play on this board had.
     """
     kinds, orders, _, _, insertions = state  # in names of their own: tuples' arrays are counted at every use
     seconds, transfers, taken, needs, room, step = stages

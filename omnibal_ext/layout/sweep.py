@@ -39,7 +39,7 @@ ProfileSource = Callable[[int, int, int, int, int], Profile]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Parallel sizes, schedule and budgets: one point of the sweep."""
+    """Parallel sizes, schedule and budgets that a sweep tries together."""
 
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
@@ -61,7 +61,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A setting's plan and figures; without a problem only the reason why it has no plan."""
+    """A setting's plan and predicted figures; if it has no plan, `problem` is None and `reason` says why."""
 
     setting: Setting
     reason: str = ""
@@ -162,7 +162,7 @@ def sweep(
 
 
 def _costs_of_patches(points: Sequence[Setting], profile_source: ProfileSource) -> PackCosts | None:
-    """Return the costs of the first setting that has a profile; None if none has."""
+    """Return the costs of packs by the profile of the first setting that has one; None if none has."""
     for one in points:
         shape = one.tensor_model_parallel_size, one.data_parallel_size, one.expert_model_parallel_size
         with suppress(UserError):
@@ -179,7 +179,7 @@ def judge_setting(
     seconds: float = 1.0,
     recompute: str = "fewest",
 ) -> Outcome:
-    """Plan one setting, and judge it on the packs. Raises UserError where it cannot be planned."""
+    """Plan one setting on some packs, and judge it on more. Raises UserError where it cannot be planned."""
     microbatches = corpus.iterations.shape[-1]
     shape = (point.pipeline_model_parallel_size, microbatches, point.chunks, point.schedule, memory_bytes)
     problem = LayoutProblem(profile, *shape, packs=corpus.workload(SEARCHED).packs)

@@ -28,7 +28,7 @@ LEVELS = ("cheap", "whole")
 
 @dataclass(frozen=True)
 class Columns:
-    """Kinds of layers and recompute options that a profile's tables have columns of."""
+    """Kinds of layers, and options to recompute them, by their column in a profile's tables."""
 
     kinds: tuple[str, ...]
     """Kinds by column: of all modalities up to the last one that is in the chain, or whose tokens pass through it."""
@@ -45,7 +45,7 @@ class Columns:
 
     @cached_property
     def of_option(self) -> Ints:
-        """[options] The column of each option's kind."""
+        """[options] Index in `kinds` of the kind that an option recomputes."""
         return np.array([self.kinds.index(kind) for _, kind in self.options])
 
     @cached_property
@@ -55,21 +55,21 @@ class Columns:
 
     @cached_property
     def backward(self) -> Ints:
-        """[kinds] Columns from the chain's last kind to its first."""
+        """[kinds] Indices of `kinds` in the order of a backward: the chain's last kind first."""
         return np.array([self.kinds.index(kind) for kind in reversed(KINDS) if kind in self.kinds])
 
     @cached_property
     def pairs(self) -> Ints:
-        """[kinds that are recomputed, 2] The options of each: cheap outputs, whole layers. The language model's come
-        first, then those of encoders, from the last in the chain to the first."""
+        """[kinds that are recomputed, 2] Indices in `options` of cheap and of whole recomputation of each kind: first
+        the language model's, then the encoders', the chain's last encoder first."""
         kinds = sorted({kind for _, kind in self.options}, key=KINDS.index, reverse=True)
         return np.array([[self.options.index((level, kind)) for level in LEVELS] for kind in kinds])
 
 
 @dataclass(frozen=True, slots=True)
 class KindTables:
-    """Costs by column (`columns_of`): seconds float64 [columns, cases, microbatches], bytes float64 [columns]; of
-    recomputation by option, [options, ...]."""
+    """Costs of one layer by column (`columns_of`): seconds float64 [columns, cases, microbatches], bytes float64
+    [columns]; what recomputing costs and saves by option, [options, ...]."""
 
     forward: Floats
     backward: Floats
@@ -95,18 +95,19 @@ class KindTables:
 
 
 def columns_of(profile: Profile) -> tuple[str, ...]:
-    """Return the chain's kind that each column of the tables belongs to."""
+    """Return the kind of layer to which each column of the tables belongs: all kinds; all again, for features as large
+    as their outputs; then layers that differ from the first of their kind."""
     kinds = Columns.of(profile).kinds
     return (*kinds, *kinds, *map(chain_kind, profile.layers_apart))
 
 
 def prefix_sums(per_layer: NDArray) -> NDArray:
-    """Sum the layers before each, and all: [layers, ...] -> [layers + 1, ...]."""
+    """Return sums over all layers before each layer, and over all: [layers, ...] -> [layers + 1, ...]."""
     return np.concatenate([np.zeros_like(per_layer[:1]), np.cumsum(per_layer, axis=0)])
 
 
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
-    """Build the tables for packs int64 [iterations, data-parallel ranks, microbatches]; None: all fill the budgets."""
+    """Build the tables for packs [iterations, data-parallel ranks, microbatches]; None: all fill the budgets."""
     profile, columns = _alike(profile), Columns.of(profile)
     kinds = columns.kinds
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in kinds]
@@ -127,8 +128,8 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
 
 
 def _alike(profile: Profile) -> Profile:
-    """Return the profile with each kind of language layer charged the most bytes of any: no plan promises too
-    little."""
+    """Return the profile with the bytes of all kinds of language layers raised to the largest of them: recompute counts
+    do not tell them apart, and no plan may promise too little."""
     kinds = ("llm", *(kind for kind in profile.layers_apart if chain_kind(kind) == "llm"))
     pair = {kind: profile.layers[kind] for kind in kinds if kind in profile.layers}
     names = ("kept_bytes", "recompute_kept_bytes", "late_bytes", "recompute_cheap_kept_bytes")
@@ -138,8 +139,8 @@ def _alike(profile: Profile) -> Profile:
 
 
 def _option(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
-    """Return, for recomputing a layer at `level`: seconds over those of the entire layer, bytes saved of the kept and
-    of the late ones, whether it is offered (cheap outputs: if that frees bytes)."""
+    """Return what recomputing a layer at `level` ("cheap", "whole") costs and saves: seconds, as a share of those of
+    the whole layer; bytes saved until B, and from B to W; whether the profile has figures by which it saves bytes."""
     if cost is None:
         return 0.0, 0.0, 0.0, level == "whole"
     at_once = cost.late_bytes is None
@@ -155,6 +156,8 @@ def _option(cost: LayerCost | None, level: str) -> tuple[float, float, float, bo
 def _row(
     profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool, kind: str
 ) -> tuple[Floats, ...]:
+    """Return one kind's figures for the fields of `KindTables` up to `host_backward`, and its seconds to recompute a
+    whole layer, [cases, microbatches] or a number each; zeros if the profile lacks the kind."""
     shape = (1 if packs is None else packs.tiles.shape[0] * packs.tiles.shape[1], microbatches)
     if kind not in profile.layers:
         return (*[np.zeros(shape)] * 5, *[np.zeros(())] * 6, np.zeros(shape))
@@ -184,8 +187,8 @@ def _row(
 
 
 def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -> tuple[Floats, tuple[Floats, ...]]:
-    """Return what layers `apart` from a kind's `plain` ones add: mean seconds to recompute one of the kind, if a
-    `share` of them is apart; and what one apart takes more than a plain one: seconds, weights, step, host's seconds.
+    """Compare two rows of `_row`, of a kind's usual layers (`plain`) and of those that differ (`apart`, a `share` of
+    all): return the seconds to add to recomputing any layer of the kind, and a row of what a differing one takes more.
 
     Recomputing takes the mean of all, for counts of recomputed layers do not tell them apart.
     """
@@ -195,7 +198,8 @@ def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -
 
 
 def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Floats, ...]:
-    """Return the table's row for a feature that is received with the output of a kind, whose own row is `row`."""
+    """Return the row (as of `_row`) of a feature, an extra tensor that a stage receives with the output of a layer of
+    this kind, whose row is `row`: bytes kept as of that output, no seconds."""
     nothing, load = np.zeros_like(row[0]), row[4]
     held = profile.layers[kind].output_bytes if kind in profile.layers else 0.0
     return (*[nothing] * 4, load, *map(np.asarray, (held, *[0.0] * 5)), nothing)

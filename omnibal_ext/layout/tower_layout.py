@@ -41,7 +41,7 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Kept:
-    """What a rank keeps from E to V."""
+    """What a rank keeps from E to V, the tower's forward and backward."""
 
     recompute: tuple[int, ...]
     """Encoders' layers of which only the input is kept."""
@@ -53,7 +53,7 @@ def plan_tower(
     problem: LayoutProblem, tower: str, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10,
     seconds: float = 4.0,
 ) -> tuple[LayoutProblem, list[Candidate], dict[str, Any]]:  # fmt: skip
-    """Run `find_plan` with one of `TOWER_LAYOUTS`; "auto" takes the faster.
+    """Plan with encoders cut into stages ("cut"), replicated (as "beside"), or the faster of both ("auto").
 
     Also returns what plan.json says of the choice: step seconds of each layout (or why it has no plan), those of the
     language model alone, without the tower's work, and the share of that throughput that the plan reaches. Raises
@@ -123,6 +123,7 @@ def plan_beside(
 
 
 def _kept_choices(problem: LayoutProblem, costs: TowerCosts) -> Iterator[Kept]:
+    """Yield what may be kept from E to V, most bytes first; for a tower without backward, that nothing is."""
     if not costs.trained:
         yield Kept((), 0)
         return
@@ -135,7 +136,8 @@ def _kept_choices(problem: LayoutProblem, costs: TowerCosts) -> Iterator[Kept]:
 def _plan_kept(
     problem: LayoutProblem, costs: TowerCosts, kept: Kept, method: str, seconds: float, options: dict[str, Any]
 ) -> tuple[Planned, Search]:
-    """Plan the chain behind the tower if so much is kept from E to V; also return the search for insertion points."""
+    """Plan the chain behind the tower, then E and V, with so much kept from E to V; also return the search for
+    positions, to go on with. Raises UserError if nothing fits after `TRIES`."""
     profile = problem.profile
     owners = owners_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
     encoding_ranks = ((0,),) * problem.microbatches
@@ -177,7 +179,8 @@ def _plan_kept(
 def _best_insertions(
     problem: LayoutProblem, language: LayoutProblem, layout: Layout, beside: TowerBeside, waiting: float, seconds: float
 ) -> tuple[Planned | None, float, int]:
-    """Return the fastest positions that fit, or None; the fewest bytes that positions lack, and the rank that does."""
+    """Search positions of E and V for a layout; return the fastest plan that fits, or None, then the fewest bytes that
+    any positions lack (negative: free), and the rank that lacks them."""
     fitting: list[Planned] = []
     least_short, fullest = np.inf, 0
     for insertions in searched_insertions(
@@ -197,7 +200,7 @@ def _best_insertions(
 def _with_insertions(
     problem: LayoutProblem, language: LayoutProblem, beside: TowerBeside, insertions: Ints
 ) -> LayoutProblem:
-    """Return the problem with E and V at these positions, and with all of its memory again."""
+    """Return the problem with E and V inserted into its lists at these points, and with all of its memory again."""
     encoding_ranks = tuple(
         tuple(np.flatnonzero(insertions[0, :, m] != NONE).tolist()) for m in range(problem.microbatches)
     )

@@ -26,7 +26,7 @@ from omnibal_ext.sizes import Sizes
 
 
 def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iterations: int = 4) -> PackSizes:
-    """Read iterations from the middle of equal parts of epoch 0: int64 [iterations, data-parallel ranks, microbatches].
+    """Return packs of iterations spread over epoch 0: sizes int64 [iterations, data-parallel ranks, microbatches].
 
     Raises UserError if the index was packed for another number of microbatches, or larger budgets than the profile's.
     """
@@ -48,7 +48,7 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
 
 
 def further_columns(names: Sequence[str]) -> dict[Size, int]:
-    """Return the columns of loads with these names that have sizes of modalities besides images and words."""
+    """Return {size: column} of the sizes besides images' and words' in a table of loads with these column names."""
     return {one.size: names.index(one.size) for one in FURTHER if one.size in names}
 
 
@@ -114,7 +114,7 @@ def pack_corpus(sizes: Sizes, options: PackOptions, make: Pack = pack, costs: Pa
 
 
 def packed_once() -> Pack:
-    """Return `pack` with a cache: what ranks and microbatches do not change is made once, the same to the bit."""
+    """Return `pack` with a cache: packs that do not depend on ranks and microbatches are made once for all of them."""
     known: dict[tuple[str, bytes], PackList] = {}
 
     def make(sizes: Sizes, options: PackOptions, seed: int) -> PackList:
@@ -137,8 +137,7 @@ def packs_of_loads(
     widths: Ints | None = None,
     further: Mapping[Size, int] | None = None,
 ) -> PackSizes:
-    """Return sizes of packs numbered int64 [iterations, ranks, microbatches]; empty packs cost nothing, and are of one
-    rank.
+    """Return sizes of the packs numbered int64 [iterations, ranks, microbatches]; empty packs have size 0, width 1.
 
     `loads` int64 [packs, 3 or more]: tiles, tokens, sum of squared lengths, in columns `further` other sizes, of a wide
     pack a rank's; `exchanged` [packs]: tokens that a rank sends; `widths` [packs].

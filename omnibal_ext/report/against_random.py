@@ -36,7 +36,7 @@ def sizes_of(index: PackedIndex) -> Sizes | None:
 
 
 def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
-    """Pack the same corpus in random padded batches, for the same ranks, with about as many samples an iteration."""
+    """Pack the corpus, or a sample of it, in random padded batches: same ranks, about as many samples an iteration."""
     if len(sizes) > MOST_SAMPLES:
         chosen = np.random.default_rng(0).choice(len(sizes), MOST_SAMPLES, replace=False)
         sizes = sizes.take(np.sort(chosen))
@@ -55,8 +55,8 @@ def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
 
 
 def contributions(problem: LayoutProblem, layout: Layout, index: PackedIndex, random: PackedIndex) -> dict[str, float]:
-    """Return predicted samples per second by setup, from random batches with cuts by parameters and full recomputation
-    to the plan, adding one kind of balance at a time.
+    """Return predicted samples per second of four setups: from random batches, cut by parameters and all recomputed, to
+    the plan, each with one more kind of balance.
 
     Setups that exceed the memory are left out. A replicated tower counts as part of the plan's cuts.
     """
@@ -87,7 +87,7 @@ def _samples(index: PackedIndex, microbatches: int) -> float:
 
 
 def _wide_packs(random: PackedIndex, problem: LayoutProblem) -> PackSizes:
-    """Return the packs of padded batches, which exceed the profile's budgets: a copy's are raised."""
+    """Return packs of the random batches; these exceed the profile's budgets, so a copy's are raised to read them."""
     wide = replace(problem.profile, budgets=random.budgets)
     return packs_of_index(random, wide, problem.microbatches, 8)
 

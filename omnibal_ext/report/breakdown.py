@@ -68,7 +68,7 @@ def late_seconds(timeline: Timeline) -> float:
 
 
 def on_time(timeline: Timeline) -> Timeline:
-    """Return the same actions with unchanged durations, started as early as their inputs allow.
+    """Return the timeline as if no pack or host were late: the same actions, as long, started as early as inputs allow.
 
     1. An action that receives a tensor keeps its recorded delay after the tensor was sent and its rank was free, minus
        the rank's wait for a pack.
@@ -120,7 +120,7 @@ def _key(lane: Lane) -> tuple[int, int]:
 
 
 def replicas(timeline: Timeline) -> dict[int, list[Lane]]:
-    """Return the lanes of every data-parallel rank."""
+    """Group the timeline's lanes by data-parallel rank."""
     found: defaultdict[int, list[Lane]] = defaultdict(list)
     for lane in timeline.lanes:
         found[lane.data_parallel_rank].append(lane)
@@ -145,7 +145,7 @@ class Limit:
 
 
 def limit_of(timeline: Timeline) -> Limit:
-    """Return the rank that works longest in the replica that ends last, and the most expensive cause."""
+    """Return the rank that works longest in the replica that ends last, and the cause besides work that costs most."""
     last = max(replicas(timeline).values(), key=lambda lanes: max(lane.end for lane in lanes))
     slowest = max(last, key=lambda lane: lane.work_seconds)
     others = [lane.work_seconds for lane in last if lane is not slowest]
@@ -165,14 +165,14 @@ class Change:
 
 
 def faster_data(timeline: Timeline) -> Change | None:
-    """Return the gain of a recorded iteration without waits for data and host; None: less than `WORTH_TRYING`."""
+    """Return the gain if a recorded iteration did not wait for data or host; None: less than `WORTH_TRYING`."""
     gain = timeline.seconds / (timeline.seconds - late_seconds(timeline)) - 1
     how = "omnibal launch -- --num-workers N, or smaller images"
     return Change("data and host in time", how, gain) if gain >= WORTH_TRYING else None
 
 
 def level_ranks(timeline: Timeline) -> Change | None:
-    """Return the gain of an iteration in which no data-parallel rank waits; None: less than `WORTH_TRYING`."""
+    """Return the gain if no data-parallel rank waited for another; None: less than `WORTH_TRYING`."""
     gain = 1 / (1 - breakdown(timeline)[REPLICAS]) - 1
     how = "balanced packs for these ranks (omnibal pack, omnibal level), or more --micro-batches"
     return Change("data-parallel ranks level", how, gain) if gain >= WORTH_TRYING else None

@@ -65,7 +65,7 @@ class PackingView:
 
     @property
     def histograms(self) -> list[Markup]:
-        """Samples before, packs after; axes from 0."""
+        """Drawn histograms: sizes of samples, if the index's sources are there, and of packs."""
         packs = int(self.index.manifest["epoch_packs"][0])
         loads, counts = np.asarray(self.index.loads[:packs]), np.diff(self.index.pack_offsets[: packs + 1])
         drawn = []
@@ -101,12 +101,12 @@ class PackingView:
 
     @property
     def rejects(self) -> list[dict[str, Any]]:
-        """The first samples that were left out."""
+        """The first `SHOWN` samples that were left out."""
         return list(islice(self._rejected(), SHOWN))
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
-        """Why samples were left out, and how many."""
+        """(reason, number of samples left out for it), the most frequent first."""
         return Counter(line["reason"] for line in self._rejected()).most_common()
 
     def _rejected(self) -> Iterator[dict[str, Any]]:

@@ -36,7 +36,7 @@ from omnibal_ext.report.timeline import Timeline
 
 
 def heading(subject: Subject) -> list[tuple[str, str]]:
-    """Return (what, value) pairs of all that is known."""
+    """Return (what, value) pairs in words of what is known of a plan or run: model, ranks, packs, versions, speed."""
     plan, profile = subject.plan, subject.profile
     trained = plan.trained
     adapters = [f"adapters of rank {trained.lora_rank} on {' and '.join(trained.lora_targets)}"]
@@ -58,7 +58,7 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
 
 
 def _budgets(plan: Plan) -> str:
-    """Return the budgets in words, without those of 1 that stand for packs without such inputs."""
+    """Return the budgets in words, without those of 1 of frames and the like: they stand for packs without any."""
     most = {one: plan.budgets.get(one.size, 0) for one in MODALITIES}
     return in_words({one.size: budget for one, budget in most.items() if one in ALWAYS or budget > 1}, " and ")
 
@@ -81,7 +81,7 @@ def _ranks(subject: Subject) -> str:
 
 
 def _speed(subject: Subject) -> str:
-    """Return the run's TFLOP/s and MFU."""
+    """Return the run's TFLOP/s and MFU in words; "" if its metrics have none."""
     lines = subject.intervals
     found = {
         name: subject.a_second([line[name] * line["seconds"] for line in lines])
@@ -180,7 +180,7 @@ class SubjectView:
 
     @property
     def changes(self) -> list[Change]:
-        """Suggested changes."""
+        """Suggested changes with their predicted gains."""
         found = changes(self.subject.problem, self.subject.layout)
         return [*filter(None, [faster_data(self.subject.seen), level_ranks(self.subject.seen)]), *found]
 
@@ -272,7 +272,7 @@ class SubjectView:
 
 
 def report(subjects: Sequence[Subject], packings: Sequence[PackingView] = ()) -> str:
-    """Return the HTML page about plans and runs (or none), next to each other, and packed indexes."""
+    """Return the HTML page about plans and runs (or none), next to each other, and about packed indexes."""
     views = [SubjectView.of(subject) for subject in subjects]
     causes = [(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES]
     template = TEMPLATES.get_template("report.html")

@@ -93,7 +93,7 @@ class Subject:
 
     @cached_property
     def layout(self) -> Layout:
-        """Cuts and recomputed layers."""
+        """The plan's cuts and recomputed layers."""
         return layout_of(self.plan)
 
     @cached_property
@@ -115,12 +115,12 @@ class Subject:
 
     @cached_property
     def predicted(self) -> Timeline:
-        """One simulated iteration."""
+        """One iteration of the plan, simulated on the problem's packs."""
         return replace(predicted(self.problem, self.layout), padding=self.padding)
 
     @cached_property
     def measured(self) -> Timeline | None:
-        """The typical recorded iteration."""
+        """The typical recorded iteration; None if none was recorded."""
         return replace(self.measured_of(self.typical), padding=self.padding) if self.typical else None
 
     def measured_of(self, record: dict[str, Any]) -> Timeline:
@@ -147,7 +147,7 @@ class Subject:
         return self._of_ranks(lambda lane: lane.work_seconds / self.plan.num_microbatches * 1e3)
 
     def read_seconds(self) -> Curves:
-        """Wait of every rank for packs in each recorded iteration: curves of (iteration, ms)."""
+        """Return every rank's wait for packs in each recorded iteration: curves of (iteration, ms)."""
         return self._of_ranks(lambda lane: sum(end - start for start, end in lane.reads) * 1e3)
 
     def held_bytes(self) -> Curves:
@@ -165,7 +165,7 @@ class Subject:
 
     @cached_property
     def intervals(self) -> list[dict[str, Any]]:
-        """Metrics of the run's intervals."""
+        """Lines of metrics.jsonl for the run's intervals of training; [] without that file."""
         return training_intervals(self.metrics) if self.metrics else []
 
     @cached_property
@@ -176,11 +176,11 @@ class Subject:
         return float(sum(line["padding"] * line["seconds"] for line in lines) / seconds) if lines else 0.0
 
     def samples_per_second(self) -> float | None:
-        """Return samples a second, as `a_second` counts them."""
+        """Return the run's samples a second, averaged as by `a_second`; None without metrics."""
         return self.a_second([line["samples"] for line in self.intervals])
 
     def a_second(self, amounts: Sequence[float]) -> float | None:
-        """Return the mean iteration's amount divided by the median iteration's seconds; None without metrics.
+        """Return the mean iteration's amount / the median iteration's seconds; None without metrics.
 
         So the start, saves and whatever else delayed some iterations do not count. `amounts`: of every interval.
         """

@@ -132,7 +132,7 @@ def layout_of(plan: Plan) -> Layout:
 
 
 def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutProblem:
-    """Return the problem that the plan solves, with packs int64 [iterations, data-parallel ranks, microbatches]."""
+    """Return the layout problem a plan solves, on packs int64 [iterations, data-parallel ranks, microbatches]."""
     memory = float("inf") if plan.memory_gib is None else plan.memory_gib * GIB
     beside = None
     if plan.tower:
@@ -197,8 +197,8 @@ class _ActionSplit:
             self.unexchanged = kind_tables(problem.profile, packs, problem.microbatches, self.split)
 
     def of(self, action: Action, stage: int) -> tuple[SpanPart, ...]:
-        """Return the action's parts in the order they run; their seconds add up to the simulated action's, but for what
-        the device waits for its host."""
+        """Return the parts of an action of a stage in the order they run; their seconds add up to the simulated
+        action's, but for what the device waits for its host."""
         if self.beside and action.kind in OF_TOWER:
             found = [SpanPart(*piece) for piece in self.beside.pieces(action.kind, self.case, action.microbatch)]
             return tuple(piece for piece in found if piece.seconds > 0)
@@ -229,7 +229,7 @@ class _ActionSplit:
 
 
 def _with_exchange(pieces: Sequence[SpanPart], unexchanged: Sequence[SpanPart]) -> list[SpanPart]:
-    """Return the parts without exchanges, then one part per phase for the time by which `pieces` are longer."""
+    """Return the parts with `unexchanged`'s seconds, then, by phase, what `pieces` take longer, as part "exchange"."""
     without = {(piece.part, piece.phase): piece.seconds for piece in unexchanged}
     exchanged: dict[Phase, float] = {}
     found = []

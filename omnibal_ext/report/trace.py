@@ -11,7 +11,7 @@ from omnibal_ext.report.timeline import Lane, Timeline
 
 
 def trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Return the content of the file, to be written as JSON; times in microseconds."""
+    """Return timelines in Chrome's Trace Event Format, to be written as JSON; times in microseconds."""
     events = [event for number, timeline in enumerate(timelines) for event in _events(timeline, number)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 

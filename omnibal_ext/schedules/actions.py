@@ -30,7 +30,7 @@ OF_TOWER = ("E", "V")
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A replicated tower in lists of actions: which ranks encode what, and for which iteration."""
+    """Who runs the E and V of a replicated tower: the ranks that encode each microbatch, now or an iteration ahead."""
 
     encoding_ranks: tuple[tuple[int, ...], ...]
     """Pipeline ranks that encode images of each microbatch."""
@@ -39,7 +39,7 @@ class Beside:
 
     @classmethod
     def of(cls, schedule: "Schedule", microbatches: int) -> "Beside | None":
-        """Return the tower whose E and V the lists have; None where they have none."""
+        """Return which ranks encode what, read off the E and V in lists of actions; None where they have none."""
         found: dict[str, list[list[int]]] = {kind: [[] for _ in range(microbatches)] for kind in OF_TOWER}
         for rank, actions in enumerate(schedule):
             for action in actions:
@@ -75,7 +75,7 @@ class Action:
 
     @classmethod
     def of_word(cls, word: str) -> "Action":
-        """Parse `word`. Raises UserError for any other text."""
+        """Parse an action of plan.json, such as "B3.1" (see `word`). Raises UserError for any other text."""
         found = re.fullmatch(r"([FBWEV])(\d{1,9})\.(\d{1,9})", word, re.ASCII)
         if found is None:
             raise UserError(
@@ -93,13 +93,13 @@ def has_weight_gradients(schedule: Schedule) -> bool:
 
 
 def counts_of(schedule: Schedule) -> tuple[int, int, int]:
-    """Return the numbers of ranks, microbatches and chunks in lists of actions."""
+    """Return the numbers of ranks, microbatches and chunks that lists of actions have, E and V not counted."""
     actions = [action for actions in schedule for action in actions if action.kind not in OF_TOWER]
     return len(schedule), 1 + max(a.microbatch for a in actions), 1 + max(a.chunk for a in actions)
 
 
 def check_packs(schedule: Schedule, chunks: int = 1) -> None:
-    """Raise UserError, naming rank and action, unless each chunk's F take packs in their order: from microbatch 0 up.
+    """Raise UserError, naming rank and action, unless the F of each chunk come in the order of microbatches, from 0 up.
 
     Every other order is free: receives are posted in the order of their senders (`omnibal_ext.schedules.program`).
     """
@@ -116,8 +116,8 @@ def check_packs(schedule: Schedule, chunks: int = 1) -> None:
 
 
 def givers(action: Action, rank: int, placement: Placement, beside: Beside | None = None) -> list[tuple[int, Action]]:
-    """Return who makes the tensors that `action` of `rank` takes, as (rank, action): for F the stage before, or all E
-    of its microbatch; for B the next stage; for V the first stage's B."""
+    """Return whose outputs `action` of `rank` takes, as (rank, action): for F the stage before, or all E of its
+    microbatch; for B the next stage; for V the first stage's B. [] for W and E."""
     if action.kind == "V":
         first, chunk = placement.rank_and_chunk(0)
         return [(first, Action("B", action.microbatch, chunk))]
@@ -127,7 +127,7 @@ def givers(action: Action, rank: int, placement: Placement, beside: Beside | Non
 
 
 def takers(action: Action, rank: int, placement: Placement, beside: Beside | None = None) -> list[tuple[int, Action]]:
-    """Return who takes the tensors that `action` of `rank` makes, as (rank, action): the inverse of `givers`.
+    """Return who takes the outputs of `action` of `rank`, as (rank, action): the inverse of `givers`.
 
     With `beside.ahead`, the F that takes an E belongs to the next iteration's list.
     """

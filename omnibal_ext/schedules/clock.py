@@ -46,7 +46,7 @@ class Seconds(NamedTuple):
 
 @njit(cache=True)
 def in_order(lengths: Ints, first: Ints, needed: Ints) -> Ints:  # pragma: no cover - compiled
-    """Return action numbers in an order that respects all waits; not all of them if the lists deadlock.
+    """Return action numbers in an order in which each follows all it waits for; fewer than all if the lists deadlock.
 
     Actions are numbered rank after rank, `lengths` each; action a waits for needed[first[a] : first[a + 1]].
     """
@@ -70,7 +70,7 @@ def in_order(lengths: Ints, first: Ints, needed: Ints) -> Ints:  # pragma: no co
 
 @njit(cache=True)
 def play(rows: Rows, seconds: Seconds, case: int) -> tuple[Floats, Floats, Floats]:  # pragma: no cover - compiled
-    """Return float64 seconds: start [actions], end [actions], last end of every rank [ranks]."""
+    """Compute when actions run in one case, float64 seconds: starts [actions], ends [actions], last ends [ranks]."""
     steps, waits, work, transfers = rows.steps, rows.waits, seconds.work, seconds.transfers
     start, end = np.empty(steps.shape[1]), np.empty(steps.shape[1])
     clock, launched = np.zeros(rows.ranks), np.zeros(rows.ranks)
@@ -88,7 +88,7 @@ def play(rows: Rows, seconds: Seconds, case: int) -> tuple[Floats, Floats, Float
 
 @njit(cache=True)
 def last_ends(rows: Rows, seconds: Seconds) -> Floats:  # pragma: no cover - compiled
-    """Return every rank's last end, float64 [cases, ranks]: as `play` does, but for `SIDE_BY_SIDE` cases at once."""
+    """Return every rank's last end in all cases, float64 [cases, ranks]: as `play` does, `SIDE_BY_SIDE` at once."""
     steps, waits, cases = rows.steps, rows.waits, seconds.work.shape[2]
     ends = np.empty((cases, rows.ranks))
     if cases == 1:
@@ -115,7 +115,7 @@ def last_ends(rows: Rows, seconds: Seconds) -> Floats:  # pragma: no cover - com
 
 @register_jitable
 def moved_bytes(kept: Any, late: Any) -> tuple[Any, Any, Any]:
-    """Return the bytes that F, B and W of a microbatch take; negative ones are freed.
+    """Return by how many bytes F, B and W of a microbatch change what their rank holds; negative: freed.
 
     `kept` are held from F to the end of B, `late` from the end of B to that of W. All that counts bytes in flight uses
     these. Four places add them up, as they differ in what they know: `hold` has start times, `LayoutProblem.moments`
@@ -141,8 +141,8 @@ class Moves(NamedTuple):
 
 @njit(cache=True)
 def hold(steps: Ints, moves: Moves, held: Floats) -> tuple[Floats, Floats]:  # pragma: no cover - compiled
-    """Return peak bytes of every rank [ranks], and a rank's bytes after each action [actions]; `held`: at first,
-    [ranks]."""
+    """Sum the bytes on every rank over time, beginning with `held` [ranks]; return their peaks [ranks], and the bytes
+    on an action's rank after each action [actions]."""
     held, peak, after = held.copy(), np.zeros(held.size), np.empty(steps.shape[1])
     for i in moves.order:
         rank = steps[0, i]

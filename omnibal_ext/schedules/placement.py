@@ -64,7 +64,7 @@ class Placement:
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """Each pair (source, target) of ranks between which activations travel, once; gradients go the other way."""
+        """Pairs (source, target) of ranks between which activations travel, each once; gradients go back."""
         pairs = zip(self.ranks_of, self.ranks_of[1:], strict=False)
         return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 

@@ -33,7 +33,7 @@ class _Play:
         """(microbatch, stage) between B and W, for each rank."""
 
     def run(self) -> Schedule:
-        """Return the actions of every rank, in order. Needs room for a microbatch on every rank."""
+        """Play to the end; return the actions of every rank in order. Every rank needs room for a microbatch."""
         ranks = range(self.placement.ranks)
         near = [{rank, *(r for edge in self.placement.edges if rank in edge for r in edge)} for rank in ranks]
         best = [self._best(rank) for rank in ranks]
@@ -47,7 +47,7 @@ class _Play:
 
     @property
     def oldest(self) -> int:
-        """The oldest microbatch that has an F left."""
+        """The oldest microbatch that has not been through the last stage's F."""
         return self.done["F"][-1]
 
     def next_of(self, kind: str, rank: int) -> Iterable[int]:
@@ -55,12 +55,12 @@ class _Play:
         return self.placement.stages_of[rank]
 
     def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
-        """Return whether the limits on what the rank holds let an F begin."""
+        """Return whether the rank may hold one more microbatch in this stage, so that its F can begin."""
         raise NotImplementedError
 
     def _best(self, rank: int) -> tuple[float, int, int, int, str, int] | None:
-        """Return (start, priority, microbatch, -stage or 0, kind, stage) of the rank's next action; None: none can
-        start."""
+        """Return the rank's next action as (start, priority, microbatch, -stage or 0, kind, stage), least first; None:
+        none can start."""
         found: list[tuple[float, int, int, int, str, int]] = []
         for kind, priority in (("F", 0 if self.last[rank] == "B" else 2), ("B", 1)):
             for stage in self.next_of(kind, rank):
@@ -94,7 +94,8 @@ class _Play:
 
 
 class _InSlices(_Play):
-    """A play with at most `slices` on a rank, and `in_flight` microbatches between first F and last B."""
+    """A play in which a rank holds at most `slices` (a microbatch in one stage each), and at most `in_flight`
+    microbatches are between their first F and last B."""
 
     def __init__(self, placement: Placement, microbatches: int, slices: int, in_flight: int) -> None:
         super().__init__(placement, microbatches)
@@ -110,7 +111,7 @@ class _InSlices(_Play):
 
 
 class _InGroups(_Play):
-    """A play with F and B in fixed `orders`, and limits on the microbatches that a rank holds."""
+    """A play with F and B in fixed `orders`, and limits on how many slices (a microbatch in one stage) a rank holds."""
 
     def __init__(
         self, placement: Placement, microbatches: int, orders: Mapping[str, list[Action]], limits: list[int]
@@ -131,16 +132,16 @@ class _InGroups(_Play):
 
 
 def in_slices(placement: Placement, microbatches: int, slices: int, in_flight: int) -> Schedule:
-    """Play the pipeline greedily; a rank holds at most `slices` (a microbatch in one stage each), and at most
-    `in_flight` microbatches are between their first F and last B."""
+    """Return lists of actions from playing greedily; a rank holds at most `slices` (a microbatch in one stage each),
+    and at most `in_flight` microbatches are between their first F and last B."""
     return _InSlices(placement, microbatches, slices, in_flight).run()
 
 
 def in_groups(
     placement: Placement, microbatches: int, orders: Mapping[str, list[Action]], limits: list[int]
 ) -> Schedule:
-    """Play the pipeline with F and B in `orders` (by kind); rank r holds at most `limits[r]` slices from F to B, and
-    `limits[0]` from F to W."""
+    """Return lists of actions from playing with F and B in `orders` (by kind); rank r holds at most `limits[r]` slices
+    (a microbatch in one stage each) from F to B, and `limits[0]` from F to W."""
     return _InGroups(placement, microbatches, orders, limits).run()
 
 

@@ -114,7 +114,7 @@ def _steps(listed: Ints, placement: Placement, microbatches: int) -> Ints | None
 
 
 def _at(steps: Ints, stages: int, microbatches: int) -> Ints:
-    """Return the number of each action, int64 [kinds, stages, microbatches]; -1: there is none."""
+    """Return the index in `steps` of each action, int64 [kinds, stages, microbatches]; -1: there is none."""
     at = np.full((len(KINDS), stages, microbatches), -1)
     at[steps[2], steps[1], steps[3]] = np.arange(steps.shape[1])
     return at
@@ -140,11 +140,12 @@ def _waits(steps: Ints, stages: int, microbatches: int) -> Ints:
 
 
 def begins(sorted_rows: Ints, rows: int) -> Ints:
-    """Return where each row's entries begin in `sorted_rows`, int64 [rows + 1]."""
+    """Return where each row 0, 1, ... begins in `sorted_rows` (ascending numbers), and the end: int64 [rows + 1]."""
     return np.searchsorted(sorted_rows, np.arange(rows + 1))
 
 
 def _refuse_deadlock(listed: Sequence[tuple[int, Action]], order: Ints, waits: Ints) -> None:
+    """Raise UserError naming the first action that never runs, and one that it waits for."""
     done = np.isin(np.arange(len(listed)), order)
     stuck = int(np.flatnonzero(~done)[0])
     (rank, action), (other, needed) = (
@@ -194,7 +195,7 @@ def _check_work(schedule: Schedule, microbatches: int, placement: Placement, bes
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A step that starts to receive what `giver`, a (rank, action), makes for `action`."""
+    """An entry of a rank's list that starts to receive, for its `action`, what `giver` makes, a (rank, action)."""
 
     action: Action
     giver: tuple[int, Action]
@@ -210,7 +211,7 @@ Postings = list[list[Action | Post]]
 
 
 def with_posts(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Postings:
-    """Return the schedule with its receives: a tensor from another rank is posted once, before the action that takes
+    """Return the schedule with its receives: each tensor from another rank is posted once, before the action that takes
     it.
 
     What E make for the next iteration (`Beside.ahead`) is posted in this one, behind or before its F of the same

@@ -112,7 +112,7 @@ def placement_of(name: str, ranks: int, chunks: int = 1) -> Placement:
 
 
 def offered(name: str) -> str:
-    """Return the name if new plans may use that schedule. Raises UserError for others."""
+    """Return `name` if new plans may use that schedule. Raises UserError for others, with what to use instead."""
     if name in INSTEAD:
         raise UserError(f"schedule {name} is run where a plan names it, but is never the fastest; use {INSTEAD[name]}")
     if name not in OFFERED:

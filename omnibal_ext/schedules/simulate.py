@@ -98,7 +98,7 @@ class Simulation:
 
 
 def simulate(program: Program, costs: StageCosts, encoding: Encoding | None = None) -> Simulation:
-    """Play a program with costs [program.stages, program.microbatches]; `encoding`: of its E and V, if it has any."""
+    """Simulate an iteration with costs [stages, microbatches] of F, B and W; `encoding`: those of E and V, if any."""
     (rank, stage, kind, microbatch), seconds = program.steps, _seconds(program, costs, encoding)
     start, end, last = play(program.rows, seconds, 0)
     busy = np.bincount(rank, seconds.work[kind, stage, 0, microbatch], program.ranks)
@@ -119,8 +119,8 @@ def _seconds(program: Program, costs: StageCosts, encoding: Encoding | None) -> 
 
 
 def with_encoding(seconds: Seconds, tower_seconds: Floats, hops: Floats) -> Seconds:
-    """Return the seconds of F, B and W together with those of E and V, hosts' left out. `tower_seconds`: of E and V on
-    every rank [2, cases, ranks, microbatches]; `hops`: from there to the first stage [cases, microbatches]."""
+    """Add the seconds of E and V to those of F, B and W; the host's launches then count 0. `tower_seconds`: of E and V
+    on every rank [2, cases, ranks, microbatches]; `hops`: from there to the first stage [cases, microbatches]."""
     work = np.zeros((len(KINDS), *seconds.work.shape[1:]))
     work[:ENCODE], work[ENCODE:, : tower_seconds.shape[2]] = seconds.work, tower_seconds.swapaxes(1, 2)
     transfers = seconds.transfers.copy()
@@ -129,7 +129,7 @@ def with_encoding(seconds: Seconds, tower_seconds: Floats, hops: Floats) -> Seco
 
 
 def _moves(program: Program, costs: StageCosts, encoding: Encoding | None, start: Floats) -> tuple[Moves, Floats]:
-    """Return the bytes that actions take and free, and those that ranks hold before the first."""
+    """Return the bytes that every action takes and frees, and those that ranks hold before the first [ranks]."""
     rank, stage, kind, microbatch = program.steps
     late = costs.late if program.split_backward else np.zeros_like(costs.late)
     taken, on_top = np.zeros((len(KINDS), *costs.kept.shape)), np.full((len(KINDS), *costs.kept.shape), -np.inf)
@@ -150,7 +150,8 @@ def _moves(program: Program, costs: StageCosts, encoding: Encoding | None, start
 
 
 def _carried(program: Program, encoding: Encoding) -> tuple[Floats, list[Move], list[Move]]:
-    """Return bytes that ranks hold before the first action, and moves before and behind the actions' own.
+    """Return the bytes of the tower's outputs on their way: those on ranks before the first action, and the moves
+    (`Move`) that come before and behind the actions' own.
 
     Outputs of E wait on the first stage's rank for its F, gradients of its B on the encoding ranks for V. What is
     encoded for the next iteration waits to the end, as what is there for this one did before.

@@ -77,7 +77,7 @@ def with_encoding(schedule: Schedule, beside: Beside) -> Schedule:
 
 
 def _at(beside: Beside, e: Ints, v: Ints) -> Ints:
-    """Return `e` and `v`, [ranks, microbatches] or [ranks, 1], as insertion points; `NONE` where ranks encode
+    """Return `e` and `v`, [ranks, microbatches] or [ranks, 1], stacked as insertion points; `NONE` where a rank encodes
     nothing."""
     encodes = np.array([[rank in ranks for ranks in beside.encoding_ranks] for rank in range(len(e))])
     return np.stack([np.where(encodes, e, NONE), np.where(encodes & (not beside.ahead), v, NONE)])
