@@ -286,8 +286,8 @@ class Profile:
 
     @property
     def tokens_after(self) -> dict[str, tuple[int, ...]]:
-        """Encoders whose output passes by later layers, each by the kind of its last layer: 1 for every layer of the
-        chain with whose output it travels, else 0. It takes as many bytes as that last layer's output."""
+        """{kind of an encoder's last layer: for every layer of the chain 1 if that encoder's tokens travel with its
+        output, past other encoders, else 0}. They take as many bytes as that last layer's output."""
         found, layers = dict[str, tuple[int, ...]](), range(1, len(self.chain) + 1)
         for one in encoder_extras(self.chain, self._encoders, 1):
             if one.counted:

@@ -78,8 +78,8 @@ class RankOptions:
         return len(self._known)
 
     def of(self, rank: int, held: Ints) -> list[Ints]:
-        """Return the recompute counts, int64 [chunks, options] each, with which a rank fits that holds layers [chunks,
-        columns]; those that add least time first, [] if it cannot fit."""
+        """Return the recompute counts, int64 [chunks, options] each, that let a rank with layers [chunks, columns] fit:
+        those that add least time first; [] if none do."""
         key = (rank, held.tobytes())
         if key not in self._known:
             self._known[key] = self._of_one_stage(rank, held) if len(held) == 1 else self._of_many_stages(rank, held)

@@ -111,7 +111,7 @@ class Board(NamedTuple):
 
 @njit(cache=True)
 def board_of(state: State, costs: Costs) -> Board:  # pragma: no cover - compiled
-    """Allocate the scratch arrays for plays of a state."""
+    """Make the scratch arrays for plays of a state, with nothing done."""
     stages, microbatches, cases = state.edges.size - 1, costs.recompute.shape[1], costs.recompute.shape[2]
     actions = (3 if costs.split else 2) * state.orders.shape[3]
     done, ends = np.full((3, stages, microbatches), -2), np.empty((2, stages, microbatches, cases))

@@ -140,7 +140,7 @@ def _alike(profile: Profile) -> Profile:
 
 def _option(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
     """Return what recomputing a layer at `level` ("cheap", "whole") costs and saves: seconds, as a share of those of
-    the whole layer; bytes saved until B, and from B to W; whether the profile has figures by which it saves bytes."""
+    the whole layer; bytes saved until B, and from B to W; whether planners may choose it."""
     if cost is None:
         return 0.0, 0.0, 0.0, level == "whole"
     at_once = cost.late_bytes is None

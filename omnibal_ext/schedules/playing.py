@@ -59,8 +59,8 @@ class _Play:
         raise NotImplementedError
 
     def _best(self, rank: int) -> tuple[float, int, int, int, str, int] | None:
-        """Return the rank's next action as (start, priority, microbatch, -stage or 0, kind, stage), least first; None:
-        none can start."""
+        """Return the rank's next action, the least (start, priority, microbatch, -stage or 0, kind, stage) of those
+        that can start; None: none can."""
         found: list[tuple[float, int, int, int, str, int]] = []
         for kind, priority in (("F", 0 if self.last[rank] == "B" else 2), ("B", 1)):
             for stage in self.next_of(kind, rank):

@@ -106,7 +106,7 @@ class PreprocessJob:
 
 
 def _made(identity: Any) -> Any:
-    """Return an identity without places and `CHECK_FIELDS`: what decides the samples."""
+    """Return what decides a dataset's samples, of its identity: without places of files and `CHECK_FIELDS`."""
     identity = content_of(identity)
     recipe = identity.get("recipe") if isinstance(identity, dict) else None
     if not isinstance(recipe, dict):
