@@ -48,7 +48,8 @@ def layer_chain(layers: Mapping[Modality, int]) -> tuple[str, ...]:
 
 
 def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collection[str] = ()) -> GradientMode:
-    """Return what the backward computes in a layer of that kind if some of `PARTS` are frozen or have adapters.
+    """Return what the backward computes in a layer of that kind if some parts (vit, projector, llm) are frozen or
+    adapted.
 
     "trained": gradients of weights and inputs. "adapted": of adapters and inputs. "frozen": of inputs only, which
     earlier trained layers need. "idle": nothing, as no earlier layer is trained; nothing is kept for a backward.
@@ -99,17 +100,18 @@ def chain_kind(name: str) -> str:
 
 
 def modality_of(name: str) -> Modality:
-    """Return the modality of the layers with this cost key."""
+    """Return the modality (vision, language, ...) of the layers with this cost key, such as "llm.3"."""
     return _MODALITIES[chain_kind(name)]
 
 
 def size_of(name: str) -> Size:
-    """Return the size of a pack with which the work of the layers with this cost key grows."""
+    """Return the size of a pack (tiles, tokens, ...) with which the work of layers with this cost key grows."""
     return modality_of(name).size
 
 
 def sizes_of(chain: Sequence[str]) -> tuple[Size, ...]:
-    """Return the sizes of a pack with which the work of these layers grows, in the order of the chain."""
+    """Return the sizes of a pack (tiles, tokens, ...) with which the work of these layers grows, in the chain's
+    order."""
     return tuple(dict.fromkeys(map(size_of, chain)))
 
 

@@ -60,11 +60,11 @@ class Extra:
         return replace(self, shape=(tokens[self.counted], *self.shape)) if self.counted else self
 
     def enters(self, layer: int) -> bool:
-        """Say whether it is passed to a layer, or through it."""
+        """Say whether this extra is passed to a layer, or through it."""
         return self.giver < layer <= self.takers[-1]
 
     def shape_of(self, rows: int, width: int) -> tuple[int, ...]:
-        """Return its shape for hidden states [rows, 1, width]."""
+        """Return this extra's shape for hidden states [rows, 1, width]."""
         if not self.shape:
             return (rows, 1, width)
         return (rows * self.rows, *self.shape) if self.rows else self.shape
@@ -136,7 +136,7 @@ def blocks(extras: Iterable[Extra], width: int) -> int:
 
 
 def blocks_after(extras: Iterable[Extra], layers: int, width: int) -> tuple[int, ...]:
-    """Return `blocks` of the extras passed on after every layer of a chain."""
+    """Return the size (`blocks`) of the extras passed on with the output of every layer of a chain."""
     extras = tuple(extras)
     return tuple(blocks([extra for extra in extras if extra.enters(layer + 1)], width) for layer in range(layers))
 

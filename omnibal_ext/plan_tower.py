@@ -101,7 +101,7 @@ class Tower:
 
     @property
     def beside(self) -> Beside:
-        """Which ranks encode what, as schedules take it."""
+        """Pipeline ranks that encode each microbatch, in the form that schedules take."""
         return Beside(self.encoding_ranks, self.mode == "ahead")
 
     def validate(

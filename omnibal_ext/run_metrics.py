@@ -57,7 +57,7 @@ LINE: Check[dict[str, Any]] = record(
 
 
 def loss_text(loss: float | None, digits: int) -> str:
-    """Return a loss in words; "none" if no token had weight."""
+    """Return a loss with so many digits, as text; "none" if there is none, as no token had weight."""
     return "none" if loss is None else f"{loss:.{digits}f}"
 
 

@@ -25,7 +25,7 @@ class Trained:
         return cls(frozen, record.get("lora_rank", 0), targets)
 
     def to_record(self) -> dict[str, Any]:
-        """Return its fields as a file has them."""
+        """Return what is trained (frozen parts, adapters) as the fields of a file."""
         return {"frozen": list(self.frozen), "lora_rank": self.lora_rank, "lora_targets": list(self.lora_targets)}
 
     def mode(self, kind: str) -> GradientMode:

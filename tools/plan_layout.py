@@ -86,7 +86,7 @@ def _planned(arguments: argparse.Namespace) -> Plan:
 
 
 def _only_profile(arguments: argparse.Namespace) -> Profile:
-    """Return the profile of --profile, or the analytic one of the single budget and sizes."""
+    """Return the profile of --profile, or the analytic one of the one budget and parallel sizes that flags name."""
     if not (arguments.profile or arguments.analytic):
         raise UserError("--profile is needed, or --analytic with --model, --budgets and --tensor-sizes")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)

@@ -120,7 +120,7 @@ class Architecture:
         return tiles * self.vision.patches // self.shuffle**2 + tiles * self.class_token
 
     def check_budgets(self, budgets: Budgets) -> None:
-        """Raise UserError for the budget of a modality that the model does not have."""
+        """Raise UserError if there is a budget for a modality that the model does not have."""
         for one in MODALITIES:
             if one.size in budgets and one not in self.modalities:
                 flag = f"--{one.budget.replace('_', '-')} {budgets[one.size]}"

@@ -31,7 +31,7 @@ def find_config(path: Path) -> Path | None:
 
 
 def config_path(path: Path) -> Path:
-    """Return `find_config` of a path. Raises UserError if there is none."""
+    """Return the config.json of a model's folder, as `find_config` does. Raises UserError if there is none."""
     if found := find_config(path):
         return found
     if (path / ADAPTER).exists():

@@ -27,7 +27,8 @@ def read_architecture(path: Path) -> Architecture:
 
 
 def model_name(folder: Path) -> str:
-    """Return the name of the model in a folder: the folder's, or that of the converted weights that it describes."""
+    """Return the name of the model in a folder: the folder's, or if that is "huggingface" (of a converted model) its
+    parent's."""
     folder = folder.resolve()
     return (folder.parent if folder.name == "huggingface" else folder).name
 

@@ -18,8 +18,8 @@ EXCHANGED = ("exchange_seconds", "exchange_key_seconds")
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Mean seconds per rank and iteration of a part of the model (`omnibal_ext.chain.TIMED_PART_OF`) in a phase
-    ("forward", "backward", "recompute", "weight"), or of `OTHER`, `EXCHANGE`, `UPDATE`, `WHOLE`."""
+    """Mean seconds per rank and iteration, by the profile and measured, of a part of the model in a phase ("forward",
+    "backward", "recompute", "weight"); or of executor, exchange, update or the whole step (`OTHER` .. `WHOLE`)."""
 
     part: str
     phase: str

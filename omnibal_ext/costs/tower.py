@@ -69,7 +69,7 @@ class TowerCosts:
 
     @property
     def full_pack(self) -> Load:
-        """Load of a pack that fills all budgets."""
+        """Sizes of a pack that fills all budgets."""
         return {size: np.array(budget) for size, budget in self.budgets.items()}
 
     def units(self, load: Load) -> Floats:
@@ -140,7 +140,7 @@ class TowerCosts:
 
     @cached_property
     def parameters(self) -> tuple[int, ...]:
-        """Number of parameters of every layer. Raises UserError if the profile lacks them."""
+        """Number of parameters of every layer of the tower. Raises UserError if the profile lacks them."""
         of_kind = self.profile.parameters
         missing = [kind for kind in self.kinds if chain_kind(kind) not in of_kind and kind not in of_kind]
         if missing:

@@ -332,7 +332,7 @@ class LayoutProblem:
         return float(self._slowest(seconds).mean())
 
     def _slowest(self, seconds: Floats) -> Floats:
-        """Reduce float64 [cases] to each iteration's slowest data-parallel rank: [iterations]."""
+        """Reduce seconds of all cases, float64 [cases], to those of each iteration's slowest rank: [iterations]."""
         return np.asarray(seconds.reshape(self.cases).max(axis=1))
 
     def stage_costs(self, layout: Layout, case: int = 0) -> StageCosts:

@@ -37,7 +37,7 @@ class Columns:
 
     @classmethod
     def of(cls, profile: Profile) -> "Columns":
-        """Return the columns for a profile's chain."""
+        """Return the kinds of layers, and options to recompute them, of a profile's chain."""
         there = {modality_of(kind) for kind in (*profile.chain, *profile.tokens_after)}
         kinds = [one.kinds for one in MODALITIES[: 1 + max(map(MODALITIES.index, there))]]
         layers = [layer for _, layer, _ in kinds]

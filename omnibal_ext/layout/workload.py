@@ -53,7 +53,7 @@ def further_columns(names: Sequence[str]) -> dict[Size, int]:
 
 
 def _spread(of: int, count: int) -> Ints:
-    """Return the numbers in the middle of `count` equal parts of `of`; all if there are no more."""
+    """Return the numbers in the middle of `count` equal parts of range(of); all numbers if there are no more."""
     parts = min(count, of)
     return ((np.arange(parts) + 0.5) * of / parts).astype(np.int64)
 
@@ -90,11 +90,11 @@ class PackedCorpus:
 
     @property
     def mean_samples(self) -> float:
-        """Mean samples of an iteration."""
+        """Mean number of samples in an iteration, over all data-parallel ranks."""
         return float(self.samples[self.iterations[self.iterations != EMPTY_PACK]].sum() / len(self.iterations))
 
     def workload(self, iterations: int) -> Workload:
-        """Return so many iterations, out of equal parts of the epoch; all if there are no more."""
+        """Return the packs of so many iterations, from equal parts of the epoch; of all if there are no more."""
         chosen = self.iterations[_spread(len(self.iterations), iterations)]
         packs = packs_of_loads(self.loads, chosen, further=self.further)
         needed = packs_of_loads(self.needed, chosen, further=self.further)

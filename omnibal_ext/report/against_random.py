@@ -80,14 +80,15 @@ def contributions(problem: LayoutProblem, layout: Layout, index: PackedIndex, ra
 
 
 def _samples(index: PackedIndex, microbatches: int) -> float:
-    """Return the samples of an iteration: mean of the first ones of epoch 0."""
+    """Return the mean number of samples in an iteration, of the first `STEPS` of epoch 0."""
     iterations = epoch_iterations(PackStream(index, index.global_batch // microbatches, microbatches))[:STEPS]
     counts = np.where(iterations >= 0, np.diff(index.pack_offsets)[iterations], 0)
     return float(counts.sum(axis=(1, 2)).mean())
 
 
 def _wide_packs(random: PackedIndex, problem: LayoutProblem) -> PackSizes:
-    """Return packs of the random batches; these exceed the profile's budgets, so a copy's are raised to read them."""
+    """Return packs of the random batches, read with budgets raised in a copy of the profile: padding exceeds its
+    own."""
     wide = replace(problem.profile, budgets=random.budgets)
     return packs_of_index(random, wide, problem.microbatches, 8)
 

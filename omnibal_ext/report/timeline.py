@@ -71,17 +71,17 @@ class Lane:
 
     @property
     def work_seconds(self) -> float:
-        """Seconds in actions."""
+        """Seconds that the rank spends in actions."""
         return sum(span.end - span.start for span in self.spans)
 
     @property
     def last_end(self) -> float:
-        """When its last action ends."""
+        """Second in which its last action ends."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def update_at(self) -> float:
-        """When it begins to reduce gradients and update weights."""
+        """Second in which it begins to reduce gradients and update weights."""
         return self.last_end if self.barrier is None else self.barrier
 
 

@@ -98,8 +98,8 @@ def compile_schedule(schedule: Schedule, microbatches: int, placement: Placement
 
 
 def _steps(listed: Ints, placement: Placement, microbatches: int) -> Ints | None:
-    """Return `Program.steps` from int64 [4, actions] rank, chunk, kind, microbatch; None if work is missing, doubled or
-    unknown."""
+    """Return (rank, stage, kind, microbatch) of actions given as (rank, chunk, kind, microbatch), int64 [4, actions];
+    None if work is missing, doubled or unknown."""
     rank, chunk, kind, microbatch = listed
     vision = kind >= ENCODE
     known = (microbatch < microbatches) & np.where(vision, chunk == rank, chunk < placement.chunks)
@@ -121,7 +121,8 @@ def _at(steps: Ints, stages: int, microbatches: int) -> Ints:
 
 
 def _waits(steps: Ints, stages: int, microbatches: int) -> Ints:
-    """Return int64 [3, waits]: an action, one that it waits for, and the transfer between them; sorted by the first.
+    """Return int64 [3, waits]: an action, one it waits for, the row of their transfer (or `WITHIN`); sorted by the
+    first.
 
     F waits for the stage before, B for its own F and one stage later, W for its B. F of the first stage waits for all E
     of its microbatch, and V for its E and the first stage's B. Without V the E are the next iteration's, and nothing

@@ -82,7 +82,7 @@ class Simulation:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of all ranks' time in which they wait; it runs from 0 to the last end of work."""
+        """Share of all ranks' time in which they wait; the time is from 0 to the last end of an action."""
         span = float(self.end.max())
         return 1.0 - float(self.busy_seconds.sum()) / (span * self.program.ranks) if span else 0.0
 
