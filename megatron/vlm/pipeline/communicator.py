@@ -40,7 +40,7 @@ IMAGE_TOKENS, IMAGE_GRADIENT = "image tokens", "gradient of image tokens"
 
 @dataclass
 class Receive:
-    """A tensor on its way here."""
+    """A tensor that another rank sends, on its way here; `work` is None for one that is here already."""
 
     tensor: Tensor
     work: dist.Work | None
@@ -57,7 +57,7 @@ class Receive:
 
 @dataclass
 class Send:
-    """A tensor on its way from here, which lives until it has left."""
+    """A tensor on its way to another rank; its memory is kept until it has left."""
 
     tensor: Tensor
     work: dist.Work | None
@@ -83,13 +83,13 @@ class Communicator:
         timeout: timedelta | None = None,
         image_edges: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Open the channels, on all ranks of the job together: for activations along `edges` (source, target) of
-        pipeline ranks and gradients against them; with a replicated tower image tokens along `image_edges`, and their
-        gradients against them. A message that takes longer than `timeout` is an error.
+        """Open the channels; collective over the job. `edges`: (source, target) pairs of pipeline ranks along which
+        activations travel, and against which gradients do; `image_edges`: the same for image tokens of a replicated
+        tower. A message that takes longer than `timeout` is an error.
 
-        A rank makes its own channels; it only counts those of others, since torch names groups by their number. (With
-        `use_local_synchronization` it goes by how many groups a rank has, in which the two ends of a channel differ:
-        they never meet.)
+        All ranks make the groups of all channels, though each uses its own alone, since torch names groups by their
+        number. (With `use_local_synchronization` it numbers the groups that a rank has, of which the two ends of a
+        channel have different numbers: they would wait for each other for ever.)
         """
         self.ranks = dist.get_process_group_ranks(pipeline_group)
         self.here = dist.get_rank(pipeline_group)
@@ -108,7 +108,7 @@ class Communicator:
                 self._make(pipeline, target, source, IMAGE_GRADIENT, timeout)
 
     def _make(self, pipeline: Sequence[int], source: int, target: int, kind: str, timeout: timedelta | None) -> None:
-        """Make a channel, and open it if it is this rank's; all ranks call it."""
+        """Make one channel's process group, collective over the job; connect it if this rank is one of its ends."""
         ends = pipeline[source], pipeline[target]
         options = platform.point_to_point_options()
         group = create_group(
@@ -119,13 +119,13 @@ class Communicator:
             _open(group, self.device, *ends)
 
     def send(self, what: str, tensor: Tensor, target: int) -> None:
-        """Start sending a tensor to a pipeline rank, on the channel for `what` it is."""
+        """Start sending a tensor to pipeline rank `target`; `what` it is (`ACTIVATION`, ...) names the channel."""
         self._send(tensor, self.ranks[target], self.channels[self.here, target, what])
         if tensor.numel():
             self.pending[-1].message = f"its {what} to reach {self.names[self.ranks[target]]}"
 
     def receive(self, what: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
-        """Start receiving a tensor from a pipeline rank, on the channel for `what` it is."""
+        """Start receiving a tensor from pipeline rank `source`; `what` it is (`ACTIVATION`, ...) names the channel."""
         receive = self._receive(shape, dtype, self.ranks[source], self.channels[source, self.here, what])
         return replace(receive, message=f"its {what} from {self.names[self.ranks[source]]}")
 
@@ -151,7 +151,7 @@ class Communicator:
 
 
 def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> None:
-    """Send one number, so that the connection is made now."""
+    """Send a number from `source` to `target`, ranks of the job, so that the two connect now; both call it."""
     number = torch.zeros(1, device=device)
     post = dist.isend if dist.get_rank() == source else dist.irecv
     work = post(number, target if dist.get_rank() == source else source, group=channel)
@@ -160,28 +160,27 @@ def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> 
 
 
 def names_of_ranks() -> list[str]:
-    """Return the name of each rank of the job, for messages; collective."""
+    """Return "rank 3 on HOST" of every rank of the job, in order, for warnings; collective over the job."""
     names = [""] * dist.get_world_size()
     dist.all_gather_object(names, name_of_rank(dist.get_rank()))
     return names
 
 
 def all_groups(ranks: list[int]) -> list[tuple[int, ...]]:
-    """Return all groups that ranks of the job pass in, each once, in one order on all ranks. Collective over the
-    job."""
+    """Return the different groups that the job's ranks pass in, sorted and the same on all. Collective over the job."""
     everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, ranks)
     return sorted(set(map(tuple, everyone)))
 
 
 class Teams:
-    """Process groups of the teams of this rank, by their width."""
+    """Process groups of the ranks with which this one runs wide packs together (teams), by their number (width)."""
 
     def __init__(self) -> None:
         self.groups: dict[int, dist.ProcessGroup] = {}
 
     def open(self, widths: Iterable[int]) -> None:
-        """Create the groups for packs of these widths that are missing. Collective over all ranks of the job."""
+        """Create the missing groups for packs that so many ranks (`widths`) run together. Collective over the job."""
         timeout = timedelta(minutes=get_args().distributed_timeout_minutes)
         ranks = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
         for width in sorted({*widths} - {1, *self.groups}):
@@ -192,7 +191,7 @@ class Teams:
                     self.groups[width] = group
 
     def join(self, batch: Microbatch) -> Microbatch:
-        """Return the same microbatch; the shard of a wide pack with its team's group."""
+        """Return the microbatch; if it is a shard of a wide pack, with the process group of its team."""
         if batch.shard is None:
             return batch
         return replace(batch, shard=replace(batch.shard, team=self.groups[batch.shard.width]))

@@ -28,8 +28,8 @@ class Gathers:
     """
 
     def __init__(self, modules: Sequence[Any], waiting: Callable[[str], AbstractContextManager[None]]) -> None:
-        """Start gathering; `modules` as core wraps them, in the order they run; `waiting` is entered around each
-        wait."""
+        """Start the first gather. `modules`: stages in core's DistributedDataParallel, in the order they run;
+        `waiting(message)` makes a context around each wait."""
         self._waiting, self._arrived = waiting, 0
         self._buckets: list[Any] = []
         self._last: dict[Any, int] = {}
@@ -41,11 +41,11 @@ class Gathers:
         self._start()
 
     def finish(self, module: Any) -> None:
-        """Wait for all weights of a stage."""
+        """Wait until all weights of a stage have been gathered; return at once if it is not among `modules`."""
         self._wait(self._last.get(module, -1))
 
     def await_weights(self, weights: Collection[torch.nn.Parameter]) -> None:
-        """Wait for these weights."""
+        """Wait until these weights, and all that are used before them, have been gathered."""
         held = set(weights)
         indices = [
             index
@@ -59,7 +59,7 @@ class Gathers:
             self._buckets[self._arrived].start_param_sync()
 
     def _wait(self, index: int, **_: Any) -> None:
-        """Wait for a bucket and those before it, which start one by one."""
+        """Wait until bucket `index` and all before it are gathered; each starts when the one before has arrived."""
         while self._arrived <= index:
             bucket = self._buckets[self._arrived]
             del bucket.finish_param_sync  # core's again
@@ -70,13 +70,13 @@ class Gathers:
 
 
 class OrderedReductions:
-    """A patch that makes wrapped stages start their reductions in the order of their buckets."""
+    """A patch that makes core's DistributedDataParallel reduce gradient buckets in one order, the same on all ranks."""
 
     def __init__(self) -> None:
         self._attached: WeakSet[torch.nn.Module] = WeakSet()
 
     def attach(self, module: Any) -> None:
-        """Reduce the buckets of a wrapped stage in their order from now on. Repeated calls have no effect."""
+        """Have a stage in core's DistributedDataParallel reduce so from now on. Repeated calls have no effect."""
         if module in self._attached:
             return
         self._attached.add(module)
@@ -87,9 +87,10 @@ class OrderedReductions:
 
 
 def _put_in_one_order(module: Any) -> None:
-    """Sort gradient buckets in the order in which the backward finishes them: with the first of its weights last.
+    """Sort gradient buckets, experts' among the others, by the first of their weights, the last first: as a backward
+    fills them.
 
-    Core reduces them in list order, experts' behind all others, whatever is in them.
+    Core would reduce them in the order of its list, with experts' behind all others.
     """
     index = {weight: number for number, weight in enumerate(module.parameters())}
 
@@ -101,7 +102,8 @@ def _put_in_one_order(module: Any) -> None:
 
 
 class _Turns:
-    """A queue that calls each of `starts` when it is ready and those before it have been called, again and again."""
+    """A queue that calls functions in the order of `starts`: each once it is `ready` and all before it were called.
+    After the last it begins anew."""
 
     def __init__(self, starts: list[Callable[..., None]]) -> None:
         self.starts = starts
@@ -109,7 +111,7 @@ class _Turns:
         self.waiting: dict[int, Callable[[], None]] = {}
 
     def ready(self, index: int, *arguments: Any, **options: Any) -> None:
-        """Call `starts[index]`, now or when its turn comes."""
+        """Call `starts[index]` with these arguments, now or when its turn comes."""
         self.waiting[index] = partial(self.starts[index], *arguments, **options)
         while self.turn in self.waiting:
             self.waiting.pop(self.turn)()

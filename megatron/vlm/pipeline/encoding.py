@@ -34,17 +34,17 @@ from omnibal_ext.schedules.program import Post
 
 @dataclass(frozen=True)
 class ToEncode:
-    """Packs that a rank encodes in an iteration, and its number."""
+    """Images and sounds that this rank encodes in an iteration, and the iteration's number."""
 
     packs: Iterator[Microbatch]
-    """This rank's share of every microbatch (`Media.encodes`) in the order of E; it may be empty. For a tower that runs
-    ahead, what is missing of this iteration, then the next one's."""
+    """This rank's share of every microbatch, in the order in which E takes them; it may be empty. For a tower that runs
+    ahead: what has not been encoded of this iteration, then the next one's."""
     iteration: int = 0
 
 
 @dataclass
 class Encoded:
-    """What is encoded of one iteration, from its packs to the first stage."""
+    """State of one iteration's encoding on this rank, from the packs read to the tokens that the first stage takes."""
 
     iteration: int
     arrivals: Arrivals
@@ -59,7 +59,8 @@ class Encoded:
 
 
 class Encoding:
-    """E and V of a run on one rank. Calls of an iteration: `take`, `begin`, missing E, `go_on`, the list, `end`."""
+    """E and V (forward and backward of a replicated tower) on one rank, for a whole run. An iteration calls `take`,
+    `begin`, `encode` for what is missing, `go_on`, the actions of its list, `end`."""
 
     def __init__(self, tower: Tower, communicator: Communicator, first: int) -> None:
         """Prepare a run; `first` is the pipeline rank of the first stage."""
@@ -77,27 +78,28 @@ class Encoding:
         """The next training iteration, if it has been encoded."""
 
     def take(self, images: ToEncode, microbatches: int, training: bool) -> None:
-        """Set the images of the iteration that follows."""
+        """Set what the next iteration encodes on this rank, its number of microbatches, and whether it trains."""
         self.images, self.microbatches, self.training = images, microbatches, training
         self.is_ahead = training and self.tower.plan.mode == "ahead"
 
     def begin(self) -> bool:
-        """Begin the iteration; collective. Return whether a tower that runs ahead has yet to encode it, before the
-        list."""
+        """Bring the tower's weights up to date and begin the iteration; collective over the replica. Return whether its
+        images must be encoded first, as a tower that runs ahead has not done so in the iteration before."""
         self.tower.refresh()
         missing = self.is_ahead and self._next is None
         self._now = self._coming = (self.is_ahead and self._next) or self._fresh(self.images.iteration)
         return missing
 
     def go_on(self) -> None:
-        """Switch a tower that runs ahead to the next iteration; called once missing images are encoded, before the
-        list."""
+        """Have a tower that runs ahead encode the next iteration's images from now on; others go on with this one's.
+        Called between missing images and the list."""
         if self.is_ahead:
             self._drain()
             self._coming = self._fresh(self.images.iteration + 1)
 
     def end(self) -> None:
-        """End the iteration: take the packs that are left, and reduce the tower's gradients; collective."""
+        """End the iteration: read the packs that are left and, if trained, reduce the tower's gradients to the ranks
+        that own its weights; collective over the replica."""
         self._drain()
         if self.is_ahead:
             self._next = self._coming
@@ -106,11 +108,12 @@ class Encoding:
             self.tower.is_stale = True
 
     def forget(self) -> None:
-        """Drop what was encoded ahead: the iteration is rerun."""
+        """Drop the next iteration's encoded images: this one is rerun, and both are encoded again."""
         self._next = None
 
     def encode(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Run E; `watch` makes a context around the computing."""
+        """Run E: encode this rank's share of a microbatch, if it has any, and send the tokens to the first stage.
+        `watch()` makes a context around the computing."""
         made = self._coming
         self._expect(made, microbatch)
         share = made.shares.pop(microbatch)
@@ -127,7 +130,7 @@ class Encoding:
         made.arrivals.look_ahead()
 
     def post_tokens(self, microbatch: int, source: int) -> None:
-        """Start receiving image tokens that another pipeline rank encodes."""
+        """Start receiving a microbatch's image tokens from pipeline rank `source`; called on the first stage's rank."""
         made = self._coming
         self._expect(made, microbatch)
         rows, share = made.rows[microbatch], self._encoding_ranks(microbatch).index(source)
@@ -136,7 +139,8 @@ class Encoding:
         made.tokens[microbatch, source] = receive
 
     def assembled(self, microbatch: int) -> Tensor:
-        """Return the input of the first stage's F: rows of all ranks that encoded, in the pack's order."""
+        """Return the first stage's input [rows, 1, width]: tokens of all ranks that encoded, in the pack's order; waits
+        for them. Collective over tensor-parallel ranks."""
         rows, ranks = self._now.rows[microbatch], self._encoding_ranks(microbatch)
         receives = [self._now.tokens.pop((microbatch, rank), None) for rank in ranks]
         pieces = [self._arrived(receive) for receive in receives if receive is not None]
@@ -145,7 +149,7 @@ class Encoding:
         return rows.assemble(pieces or [self._no_tokens()], self.group)
 
     def give_back(self, microbatch: int, gradient: Tensor) -> None:
-        """Send the gradient of the first stage's B to the ranks whose V takes it."""
+        """Send each rank that encoded its tokens' rows of `gradient`, the gradient of the first stage's input."""
         rows = self._now.rows.pop(microbatch)
         for number, rank in enumerate(self._encoding_ranks(microbatch)):
             piece = rows.piece(gradient, number, self.group.rank())
@@ -155,13 +159,14 @@ class Encoding:
                 self.communicator.send(IMAGE_GRADIENT, piece, rank)
 
     def post_gradient(self, microbatch: int) -> None:
-        """Start receiving the gradient for V."""
+        """Start receiving the gradient of the tokens that this rank encoded of a microbatch, if any."""
         if microbatch in self.flights:
             shape, dtype = self.flights[microbatch].shape, self.tower.chain.language.params_dtype
             self.gradients[microbatch] = self.communicator.receive(IMAGE_GRADIENT, shape, dtype, self.first)
 
     def backward(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Run V; `watch` makes a context around the computing."""
+        """Run V: the tower's backward for a microbatch, if this rank encoded any of it. `watch()` makes a context
+        around the computing."""
         receive, tokens = self.gradients.pop(microbatch, None), self.flights.pop(microbatch, None)
         gradient = None if receive is None else self._arrived(receive)
         with watch():
@@ -188,7 +193,7 @@ class Encoding:
         return encoding_ranks_of(self.tower.plan.encoding_ranks, microbatch)
 
     def _expect(self, made: Encoded, microbatch: int) -> None:
-        """Take packs up to that of a microbatch, and note which worker encodes which of their pieces."""
+        """Read packs up to that of `microbatch`, and compute which rank encodes which of their images and sounds."""
         while made.taken <= microbatch:
             pack, number, architecture = next(made.arrivals), made.taken, self.tower.chain.architecture
             ranks, tensor_ranks = self._encoding_ranks(number), self.group.size()
@@ -206,7 +211,7 @@ class Encoding:
             made.taken += 1
 
     def _drain(self) -> None:
-        """Take the packs of this iteration that are left: the next iteration's come behind them."""
+        """Read what is left of the iteration being encoded: in the stream the next iteration's packs come behind it."""
         if self.microbatches:
             self._expect(self._coming, self.microbatches - 1)
 
@@ -232,7 +237,7 @@ class TowerIteration(Iteration):
 
     @property
     def compute(self) -> dict[str, Callable[[Action], None]]:
-        """Kind of action -> the function that runs one."""
+        """Functions that run one action, by its kind; also of E and V, the tower's forward and backward."""
         encode, backward = self.encoding.encode, self.encoding.backward
         return super().compute | {
             "E": lambda action: encode(action.microbatch, partial(self.watch, action)),
@@ -246,7 +251,8 @@ class TowerIteration(Iteration):
         self.encoding.go_on()
 
     def _finish(self) -> None:
-        """Give the tower's owners their gradients; with W, the reductions of their stages wait for these."""
+        """Finish sends, then give the tower's gradients to the ranks that own its weights. With W in the list, these
+        ranks start their data-parallel reductions only then."""
         super()._finish()
         self.communicator.progress.at("the sums of the tower's gradients")
         owner = self.chunks[0]

@@ -35,19 +35,20 @@ from omnibal_ext.schedules.weaving import with_encoding
 
 
 def install(executor: Callable[..., Any]) -> None:
-    """Make Megatron's training and evaluation loops run `executor`."""
+    """Make Megatron's training and evaluation loops call `executor` for each iteration, by a patch."""
     training.get_forward_backward_func = lambda *_, **__: executor
 
 
 def open_channels(
     groups: ProcessGroupCollection, edges: Sequence[tuple[int, int]], image_edges: Sequence[tuple[int, int]] = ()
 ) -> Communicator:
-    """Open the channels of a run along these edges of pipeline ranks, with the time limit that the run's flags set."""
+    """Open channels along (source, target) pairs of pipeline ranks, with the timeout of --distributed-timeout-minutes;
+    collective over the job."""
     return Communicator(groups.pp, edges, timedelta(minutes=get_args().distributed_timeout_minutes), image_edges)
 
 
 def image_edges(ranks: int, first: int) -> list[tuple[int, int]]:
-    """Return an edge from every other pipeline rank to that of the first stage."""
+    """Return (source, target) pairs from every other pipeline rank to `first`, the rank of the first stage."""
     return [(rank, first) for rank in range(ranks) if rank != first]
 
 
@@ -128,7 +129,7 @@ class Executor:
         return [] if self.encoding is None else [self.encoding.tower.copies]
 
     def forget_images(self, training: bool) -> None:
-        """Have the images of an iteration that is rerun encoded again."""
+        """Drop images that a tower encoded ahead, before a training iteration is rerun."""
         if self.encoding is not None and training:
             self.encoding.forget()
 
@@ -149,7 +150,8 @@ class Executor:
     def _schedule(
         self, placement: Placement, num_microbatches: int, chunks: Sequence[Chunk], forward_only: bool
     ) -> Postings:
-        """Return the lists for these counts, checked once; with W, make linear layers delay their weight gradients."""
+        """Return the lists of all ranks, with receives where they are posted; made and checked once for each number of
+        microbatches. If weight gradients are actions of their own (W), linear layers are patched to leave them."""
         key = (placement.ranks, num_microbatches, placement.chunks)
         if self.tower is not None and forward_only:
             return self._in_time(placement, num_microbatches)
@@ -162,7 +164,8 @@ class Executor:
         return self._postings[key]
 
     def _built(self, ranks: int, microbatches: int, chunks: int) -> Schedule:
-        """Build lists that the plan lacks. Raises UserError if it has a replicated tower, whose E and V it chose."""
+        """Build the lists of `schedule_name` for a number of microbatches that the plan has none for. Raises UserError
+        with a replicated tower: the planner alone decides when it encodes."""
         if self.tower is None:
             return build_schedule(self.schedule_name, ranks, microbatches, chunks)
         raise UserError(
@@ -171,7 +174,8 @@ class Executor:
         )
 
     def _in_time(self, placement: Placement, num_microbatches: int) -> Postings:
-        """Return lists of an evaluation with a tower, for any number of microbatches: E come shortly before their F."""
+        """Return lists in which a replicated tower encodes a microbatch (E) shortly before its forward (F), for any
+        number of them: for evaluations, and for images that were not encoded ahead."""
         assert self.tower is not None
         key = (placement.ranks, num_microbatches, placement.chunks)
         if key not in self._in_time_postings:

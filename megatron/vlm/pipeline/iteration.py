@@ -62,7 +62,7 @@ class Chunk:
 
 @dataclass
 class Flight:
-    """A microbatch on one stage, from its forward to its last action."""
+    """What is kept of a microbatch on one stage, from its forward to its last action."""
 
     entering: Tensor | None
     output: Tensor | None
@@ -96,7 +96,7 @@ class Iteration:
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
 
     def run(self, steps: Sequence[Action | Post]) -> None:
-        """Run the list. If it has no backwards, nothing is kept for them."""
+        """Run this rank's list of actions and receives; nothing is kept for a backward where it has none."""
         actions = [step for step in steps if isinstance(step, Action)]
         self.split = any(action.kind == "W" for action in actions)
         self.last = set({a.chunk: a for a in actions if a.kind == ("W" if self.split else "B")}.values())
@@ -113,7 +113,7 @@ class Iteration:
         )
 
     def _begin(self) -> None:
-        """Do what comes before the list: here nothing."""
+        """Do what comes before the list: nothing, unless there is a replicated tower."""
 
     def _finish(self) -> None:
         """Wait until everything sent has left."""
@@ -122,7 +122,7 @@ class Iteration:
 
     @property
     def compute(self) -> dict[str, Callable[[Action], None]]:
-        """Kind of action -> the function that runs one."""
+        """Functions that run one action, by its kind."""
         return {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
 
     def _walk(self, steps: Sequence[Action | Post]) -> None:
@@ -135,7 +135,7 @@ class Iteration:
                 compute[step.kind](step)
 
     def _post_receive(self, post: Post) -> None:
-        """Start receiving what an action needs, if anything comes."""
+        """Start receiving the input of an F, or the gradient of a B's output if anything up to its stage is trained."""
         action, source, chunk = post.action, post.giver[0], self.chunks[post.action.chunk]
         dtype = chunk.config.pipeline_dtype
         if action.kind == "F":

@@ -25,7 +25,7 @@ from omnibal_ext.schedules.actions import OF_TOWER, Action
 SHARE = 0.8
 """Share of --distributed-timeout-minutes after which a rank prints its line."""
 LOOKS = 20
-"""How often the rank's action is checked in that time."""
+"""Number of times that a rank's step is looked at in that share."""
 ACTIONS = {
     "F": "the forward", "B": "the backward", "W": "the weight gradients",
     "E": "the encoding of images", "V": "the backward of images",
@@ -34,7 +34,7 @@ ACTIONS = {
 
 @dataclass(eq=False)
 class Step:
-    """A step of a rank, on a GPU first of its host, then of its device."""
+    """What a rank is doing, in words. On a GPU the host is done with it long before the device."""
 
     doing: str
     end: Moment | None = None
@@ -47,10 +47,10 @@ class Step:
 
 
 class Progress:
-    """A record of what a rank is doing, and since when."""
+    """A record of what this rank is doing; a thread prints a warning when one step takes too long."""
 
     def __init__(self, timeout: timedelta | None) -> None:
-        """Start watching. `timeout`: torch's for a message; None: nothing is reported."""
+        """Start the thread. A step may take 0.8 of `timeout`, torch's for a message; None: nothing is watched."""
         self.patience = SHARE * timeout.total_seconds() if timeout else 0.0
         self._steps: deque[Step] = deque()
         """Steps that the device has not finished, in order; the last is the host's."""
@@ -58,7 +58,7 @@ class Progress:
             threading.Thread(target=_watch, args=(weakref.ref(self), self.patience), daemon=True).start()
 
     def at(self, doing: str) -> None:
-        """Note that the rank is `doing` this from now on."""
+        """Note what the rank is `doing` from now on, in words for the warning."""
         if self._steps:
             self._steps[-1].end = Moment()
         self._steps.append(Step(doing))
@@ -66,20 +66,20 @@ class Progress:
             self._steps.popleft()
 
     def action(self, action: Action) -> None:
-        """Note that the rank is in this action from now on."""
+        """Note that the rank runs this action of its schedule from now on."""
         step = "rank" if action.kind in OF_TOWER else "chunk"
         self.at(f"{ACTIONS[action.kind]} of microbatch {action.microbatch}, {step} {action.chunk}")
 
     @contextlib.contextmanager
     def waiting(self, message: str) -> Iterator[None]:
-        """Make a context in which the rank waits for a message."""
+        """Make a context in which the rank is noted as waiting for `message`: what, from whom or to whom."""
         doing = self._steps[-1].doing if self._steps else "the start"
         self.at(f"{doing}, waiting for {message}")
         yield
         self.at(doing)
 
     def step(self) -> Step | None:
-        """Return what the rank is doing; None before it has begun. Any thread may call it."""
+        """Return the first step that the device has not finished; None before the first. Any thread may call it."""
         return next((step for step in tuple(self._steps) if not step.passed), None)
 
 
@@ -100,5 +100,5 @@ def _watch(watched: "weakref.ref[Progress]", patience: float) -> None:
 
 
 def name_of_rank(rank: int | str) -> str:
-    """Return the name of a rank that runs on this machine, for messages."""
+    """Return "rank 3 on HOST" of a rank that runs on this machine."""
     return f"rank {rank} on {socket.gethostname()}"

@@ -40,8 +40,8 @@ class RankPacks:
     def add(
         self, dataset: PackDataset, order: Callable[[], Iterator[int]], packs: int
     ) -> Generator[Microbatch, None, None]:
-        """Return the microbatches of one more chunk, in iterations of so many `packs`. Raises UserError for wide packs
-        with a replicated tower."""
+        """Return a stream of microbatches for one more chunk of this rank. `order()` iterates over the pack numbers to
+        come, `packs` of them an iteration. Raises UserError for wide packs with a replicated tower."""
         if not self.chunks:
             self.order, self.count = order(), packs
             self.following = [*islice(self.order, packs)]
@@ -65,13 +65,14 @@ class RankPacks:
         self.streams.append(microbatches(self.images, numbered(order, self.count), self.num_workers, self.reading))
 
     def begin(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
-        """Return arguments of the executor for the next iteration; `saw` is called with each share of its images."""
+        """Begin the next iteration; return further arguments for the executor: with a replicated tower the images to
+        encode, else none. `saw` is called with each of their shares when it is read."""
         self.packs, self.following = self.following, [*islice(self.order, self.count)]
         return {} if self.images is None else {"images": ToEncode(_told(self.streams[-1], saw), iteration)}
 
     def rerun(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
-        """Return arguments to rerun the iteration. Images of the next one follow: a tower that runs ahead has them
-        already."""
+        """Return arguments with which the executor runs the iteration once more, its samples read anew. The next
+        iteration's images follow this one's, as a tower that runs ahead has taken them from the stream already."""
         packs = {"data_iterator": [map(chunk.__getitem__, self.packs) for chunk in self.chunks]}
         if self.images is None:
             return packs

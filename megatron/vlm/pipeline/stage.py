@@ -91,7 +91,7 @@ class Stage(MegatronModule):
 
     @property
     def sends_gradient(self) -> bool:
-        """Whether the stage before has a backward to run."""
+        """Whether the stage before takes the gradient of this one's input: a layer before this stage is trained."""
         return not self.pre_process and self.chain.is_trained_before(self.first)
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
@@ -103,14 +103,14 @@ class Stage(MegatronModule):
         return None if self.pre_process else self.chain.shape_before(self.first, batch)
 
     def gathers_first(self, batch: Microbatch) -> bool:
-        """Return whether all weights must be gathered before `batch` runs: layers are skipped or ranks exchange."""
+        """Return whether `batch` needs all weights gathered before: tower layers are skipped, or ranks exchange."""
         deals = self.chain.architecture.language.experts is not None and self.config.expert_model_parallel_size > 1
         skips = any(self.chain.passes_by(layer, batch) for layer in range(self.first, self.end))
         return self.has_tower_layers and (skips or batch.shard is not None or deals)
 
     def forward(self, batch: Microbatch) -> Tensor:
-        """Return hidden states [s, b, h] and extras behind the last layer, as one tensor; in the last stage `Head`'s
-        output."""
+        """Run the layers on the tensor that `set_input_tensor` took; return hidden states [s, b, h] and extras behind
+        the last one, as one tensor; in the last stage tokens' losses [T], without labels logits."""
         carrier, views = self.chain.carrier(batch), self._views(batch)
         flow = carrier.split(self.first, self.input_tensor)
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
@@ -131,7 +131,7 @@ class Stage(MegatronModule):
         return out.clone() if out._base is not None else out
 
     def _views(self, batch: Microbatch) -> dict[str, tuple[Any, ...]]:
-        """Return what layers read of a pack besides its tensors, by kind: the same for all layers of a kind."""
+        """Return what layers read of a pack besides hidden states (positions, bounds of samples), by kind of layer."""
         views: dict[str, tuple[Any, ...]] = {"llm": (self.language_viewer(batch),)} if "llm" in self.kinds else {}
         for modality in (encoder.modality for encoder in self.chain.architecture.encoders):
             if modality.name in self.viewers and batch.media_of(modality.size).amount:
@@ -139,14 +139,15 @@ class Stage(MegatronModule):
         return views
 
     def sharded_state_dict(self, prefix: str = "", *arguments: Any, **options: Any) -> ShardedStateDict:
-        """Return what a checkpoint holds of this stage, as core's layers say; a tied weight once."""
+        """Return what a checkpoint holds of this stage: entries of core's kind by layer names; a tied weight once."""
         state = super().sharded_state_dict(prefix, *arguments, **options)
         share_in_checkpoint(self.chain, self.links, state, f"{prefix}links.")
         return state
 
 
 def build_owned(chain: Chain, layer: int) -> torch.nn.Module:
-    """Build an unsharded layer for one tensor-parallel rank, marked to count in the gradient norm on any rank."""
+    """Build a replicated tower's layer, not cut over tensor-parallel ranks; its weights are marked to count in the
+    gradient norm on whichever rank has them."""
     module = chain.whole().build(layer)
     for weight in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(weight)
@@ -159,22 +160,22 @@ def _run(module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidd
 
 
 def _without_gradient(step: Callable[..., Any], hidden: Tensor | None, *extras: Tensor) -> Any:
-    """Run an idle layer, whose input may require a gradient only for the audio tokens that bypass the layer."""
+    """Run a layer that needs no gradient on detached inputs; they may have one, of audio tokens that bypass it."""
     return step(None if hidden is None else hidden.detach(), *(extra.detach() for extra in extras))
 
 
 def _recomputed(step: Callable[..., Any], is_adapted: bool, hidden: Any, *extras: Tensor) -> Any:
-    """Run a layer, to be recomputed. Core recomputes only if an input requires a gradient, which the input of the first
-    adapters would not."""
+    """Run a layer keeping only its input, from which the backward recomputes it. `is_adapted`: make the input require a
+    gradient, without which core does not recompute (there is none before the first adapters)."""
     if is_adapted:
         hidden = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
     return tensor_parallel.checkpoint(step, False, hidden, *extras)
 
 
 def _pass_by(weights: Sequence[Tensor], shape: tuple[int, ...], hidden: Tensor | None, *_: Tensor) -> Tensor:
-    """Return an encoder layer's output for a pack without tiles or sounds: an empty tensor that depends on the input
-    and weights. So a data-parallel reduction that waits for the gradients of all weights does not hang; a replicated
-    tower's copies, which none waits for, come detached."""
+    """Return an encoder layer's output for a pack without tiles or sounds: an empty tensor that depends on input and
+    weights, so that all weights get a gradient, for which the data-parallel reduction waits. (A replicated tower's
+    copies, which are not reduced so, come detached.)"""
     empty: Tensor = _Empty.apply(shape, *weights, *([] if hidden is None else [hidden]))
     return empty
 
@@ -216,5 +217,5 @@ def _no_more_added(weights: list[Any]) -> None:
 
 
 def stage_number(placement: Placement, vp_stage: int | None) -> int:
-    """Return the stage of this rank's chunk `vp_stage`."""
+    """Return the number of the stage that this pipeline rank runs as its chunk `vp_stage`; None is its only one."""
     return placement.stages_of[parallel_state.get_pipeline_model_parallel_rank()][vp_stage or 0]

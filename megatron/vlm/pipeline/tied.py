@@ -22,7 +22,8 @@ EMBEDDING, HEAD = "word_embed", "head"
 
 
 def embedding_ranks(plan: Plan) -> Callable[..., list[int]]:
-    """Return Megatron's `get_embedding_ranks`: it gives the ranks of a pipeline that hold word embedding and head."""
+    """Return a function in place of Megatron's `get_embedding_ranks`: of a pipeline's ranks, those that hold the word
+    embedding or the head."""
     layers = [plan.chain.index(EMBEDDING), plan.chain.index(HEAD)]
     stages = [
         number
@@ -34,7 +35,8 @@ def embedding_ranks(plan: Plan) -> Callable[..., list[int]]:
 
 
 def tie(chain: Chain, layers: Any) -> None:
-    """Give the head in `layers`, if there is one, the word embedding's weight."""
+    """Make the head among a stage's `layers`, if there is one, share the word embedding's weight: as one parameter if
+    that is here too, else as a copy that starts equal. Nothing happens in untied models."""
     if not chain.architecture.tied:
         return
     if EMBEDDING in layers and HEAD in layers:
@@ -51,7 +53,8 @@ def tie(chain: Chain, layers: Any) -> None:
 
 
 def _mark(weight: Any, counts: bool) -> None:
-    """Mark a copy: the distributed optimizer shards all copies equally, and one counts in the gradient norm."""
+    """Mark one of two copies of the tied weight: the distributed optimizer shards both alike, and only that with
+    `counts` is in the gradient norm."""
     weight.shared_embedding = True
     weight.shared = not counts
 
@@ -62,7 +65,8 @@ def _fill_in_head(layers: Any, state: dict[str, Any], prefix: str, *_: Any) -> N
 
 
 def share_in_checkpoint(chain: Chain, layers: Any, state: ShardedStateDict, prefix: str) -> None:
-    """Make the head's entry of a sharded state a copy of the word embedding's, or leave it out where both are here."""
+    """Have a checkpoint hold the tied weight once: drop the head's entry of a sharded `state`, or where the word
+    embedding is on another stage, make it a copy of the embedding's."""
     if not chain.architecture.tied or HEAD not in layers:
         return
     weight = layers[HEAD].linear.weight
@@ -77,7 +81,8 @@ def share_in_checkpoint(chain: Chain, layers: Any, state: ShardedStateDict, pref
 
 
 def reduce_tied_embedding(modules: list[Any], groups: ProcessGroupCollection) -> None:
-    """Give every copy the sum of the copies' gradients, which have been reduced and divided before."""
+    """Set the gradient of every copy of the tied weight to the sum of all copies' gradients, after core's reduction.
+    Collective over the ranks that hold one."""
     weights = [
         weight for module in modules for weight in module.parameters() if getattr(weight, "shared_embedding", False)
     ]

@@ -28,7 +28,7 @@ from omnibal_ext.arrays import Ints
 
 @dataclass(frozen=True)
 class EncoderRows:
-    """Numbers of rows of one encoder's pieces."""
+    """Rows that one encoder makes of a pack's pieces: images, tiles or sounds."""
 
     pieces: tuple[int, ...]
     """Number of tokens of each piece."""
@@ -43,7 +43,7 @@ class EncoderRows:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Which worker makes which rows of one pack's tokens."""
+    """Rows of the first stage's input by worker that makes them: a tensor rank of a pipeline rank that encodes."""
 
     encoders: tuple[EncoderRows, ...]
     """One for each encoder, in the order of `flow.in_rows`."""
@@ -76,7 +76,8 @@ class TokenRows:
         return [*map(np.concatenate, found)]
 
     def assemble(self, pieces: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
-        """Return the first stage's input, from this tensor rank's rows of all shares. Collective over tensor ranks."""
+        """Return the first stage's input [rows, 1, width] in the pack's order; `pieces` are the rows that reached this
+        tensor rank, one tensor a share. Collective over `group`, the tensor ranks."""
         piece = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
         if not self.total:
             return piece
@@ -95,7 +96,7 @@ class TokenRows:
         return _taken(piece, order)
 
     def piece(self, whole: Tensor, share: int, tensor_rank: int) -> Tensor:
-        """Return a worker's rows of `whole`, which has the rows of the first stage's input, in the worker's order."""
+        """Return a worker's rows, in its order, of `whole`, a tensor with the rows of the first stage's input."""
         return _taken(whole, self._positions[share * self.tensor_ranks + tensor_rank])
 
 

@@ -30,7 +30,7 @@ from omnibal_ext.plan_tower import Tower as TowerPlan
 
 @dataclass
 class Piece:
-    """This rank's copies of one owner's weights, trained or frozen ones, as one flat tensor."""
+    """This rank's copies of the weights that one rank owns, either trained or frozen ones, as one flat tensor."""
 
     owner: int
     """Rank of the owner in the job."""
@@ -50,7 +50,7 @@ class Piece:
 
 
 class Tower:
-    """One rank's copy of the replicated tower, and its exchanges with the owners."""
+    """One rank's copy of the replicated tower, and its exchanges with the ranks that own (train, save) the weights."""
 
     def __init__(self, chain: Chain, plan: TowerPlan, stage: Stage) -> None:
         """Make the copies; `stage` is this rank's first chunk, with the layers that it owns. Collective over the
@@ -82,7 +82,8 @@ class Tower:
                 yield _flatten(owner, copies, owned, trained)
 
     def refresh(self) -> None:
-        """Broadcast the owners' weights to the copies after an optimizer step. Collective over the replica."""
+        """Broadcast the owners' weights to the copies if the optimizer has stepped since; frozen ones once. Collective
+        over the replica."""
         for piece in self.pieces if self.is_stale else ():
             if piece.sums is None and self._has_frozen:
                 continue
@@ -93,7 +94,7 @@ class Tower:
         self.is_stale, self._has_frozen = False, True
 
     def encode(self, share: Microbatch, training: bool, keeps: bool) -> Tensor:
-        """Encode a rank's images of a pack; return image tokens [rows, 1, LLM width], then features.
+        """Encode a rank's share of a pack; return [rows, 1, LLM width]: image tokens, their features, sound tokens.
 
         `keeps`: keep what a backward needs.
         """
@@ -123,8 +124,8 @@ class Tower:
 
 
 def owned_layers(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
-    """Return the layers of a replicated tower that a chunk of this rank owns; the first chunk owns all of the
-    rank's."""
+    """Return the layers of a replicated tower whose weights this rank trains and saves (owns), as indices in the chain:
+    with its first chunk all of them, with others none."""
     if plan.tower is None or vp_stage:
         return ()
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
@@ -135,7 +136,7 @@ def owned_layers(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
 def _flatten(
     owner: int, weights: Sequence[torch.nn.Parameter], owned: list[torch.nn.Parameter], trained: bool
 ) -> Piece:
-    """Make weights views of one flat tensor, and accumulate their gradients in another."""
+    """Make weights views of one flat tensor and, if trained, have autograd add their gradients to another, in fp32."""
     flat = torch.cat([weight.detach().flatten() for weight in weights])
     sums = torch.zeros_like(flat, dtype=torch.float32) if trained else None
     piece = Piece(owner, flat, _views(flat, weights), owned, sums)

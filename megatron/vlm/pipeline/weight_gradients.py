@@ -28,7 +28,7 @@ from megatron.vlm.models.mixture import groups
 
 @dataclass
 class Late:
-    """The weight gradients of one linear layer for one microbatch, as B leaves them for W."""
+    """Weight gradients of one linear layer for one microbatch, left by its backward (B) for a later action (W)."""
 
     held: Sequence[Tensor]
     """Input of the layer, and gradient of its output."""
@@ -52,8 +52,8 @@ def accumulate(late: Sequence[Late]) -> None:
 
 @dataclass
 class Linear(Late):
-    """Weight gradients of core's linear layers; `gather`: group with shares of the input, `fused`: straight into
-    `main_grad`."""
+    """Weight and bias gradients of one of core's linear layers. `gather`: group over which the input's rows are
+    sharded, or None; `fused`: the product is added straight to `main_grad`."""
 
     weight: torch.nn.Parameter
     bias: torch.nn.Parameter | None
@@ -62,7 +62,7 @@ class Linear(Late):
     _gathered: tuple[Tensor, Any] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start gathering the input of all ranks."""
+        """Start gathering the input's shares from all ranks, if it is sharded; do not wait."""
         if self.gather is not None:
             share = self.held[0].contiguous()
             whole = share.new_empty(self.gather.size() * len(share), *share.shape[1:])
@@ -82,7 +82,7 @@ class Linear(Late):
             torch.autograd.backward((self.bias,), (grad.sum(0),))
 
     def _into_main_grad(self, grad: Tensor, rows: Tensor) -> Tensor:
-        """Multiply and add in one kernel; what autograd is given is read by nobody, or zero where it is."""
+        """Add the product to `main_grad` in one kernel; return a stand-in for the gradient that autograd expects."""
         weight: Any = self.weight
         platform.add_product(weight.main_grad, grad.t(), rows)
         return core_patches.added_already(weight)
@@ -90,7 +90,7 @@ class Linear(Late):
 
 @dataclass
 class Grouped(Late):
-    """Weight gradients of experts' matrices."""
+    """Weight gradients of a layer's experts, as one product by groups of rows; `ends`: where each expert's rows end."""
 
     weight: torch.nn.Parameter
     ends: Tensor
@@ -113,7 +113,7 @@ class Delayed(Late):
 
 
 class WeightGradients:
-    """A patch of the linear layers given to `attach`, which delays their weight gradients."""
+    """A patch by which linear layers given to `attach` leave their weight gradients to a later action (W)."""
 
     def __init__(self) -> None:
         self._late: list[Late] | None = None
@@ -145,7 +145,7 @@ class WeightGradients:
             self._late = None
 
     def keep(self, late: Late) -> None:
-        """Keep weight gradients for W, or compute them now if none are delayed; called by a layer's backward."""
+        """Keep weight gradients for W, or compute them now outside of `delaying`; called by a layer's backward."""
         if self._late is None:
             accumulate([late])
         else:
@@ -155,7 +155,7 @@ class WeightGradients:
         self, original: Callable[..., Tensor], input: Tensor, weight: torch.nn.Parameter,
         bias: torch.nn.Parameter | None, **how: Any,
     ) -> Tensor:  # fmt: skip
-        """Multiply in place of a linear layer's `original`: with the same result, and the weight's gradient apart."""
+        """Multiply as a linear layer's `original` method does; in the backward the weight's gradient goes to `keep`."""
         if not (torch.is_grad_enabled() and weight.requires_grad and input.requires_grad):
             return original(input=input, weight=weight, bias=bias, **how)
         group = how["tp_group"] if how["sequence_parallel"] else None
@@ -168,7 +168,7 @@ class WeightGradients:
         return self._watched(out, input, lambda *held: Linear(held, weight, bias, group, fused))
 
     def _multiply_groups(self, rows: Tensor, weight: torch.nn.Parameter, ends: Tensor) -> Tensor:
-        """Multiply in place of `groups.multiply`: with the same result, and the weight's gradient apart."""
+        """Multiply as `groups.multiply` does; in the backward the weight's gradient goes to `keep`."""
         if not (torch.is_grad_enabled() and weight.requires_grad and rows.requires_grad):
             return groups.multiply(rows, weight, ends)
         out = groups.multiply(rows, weight.detach(), ends)
@@ -180,7 +180,7 @@ class WeightGradients:
 
 
 class _Watch(torch.autograd.Function):
-    """An identity whose backward hands the gradient to `keep`."""
+    """An identity of `out` whose backward also hands `entering` and the gradient to `keep`."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, entering: Tensor, keep: Callable[[Tensor, Tensor], None]) -> Tensor:
