@@ -48,7 +48,7 @@ class Hosts:
 
 @dataclass
 class BadSamples:
-    """The samples of a dataset that have loss weight 0."""
+    """Samples of a dataset whose images cannot be used: they get loss weight 0, and there is a limit to them."""
 
     data: str
     limit: int
@@ -58,7 +58,7 @@ class BadSamples:
     """Reason by number of those that this rank found in this iteration and the others do not know yet."""
 
     def note(self, batch: Microbatch) -> None:
-        """Note the samples of a microbatch that have placeholder images."""
+        """Note the samples of a microbatch whose images are placeholders, unless known, for the next `exchange`."""
         self.found |= {sample: why for sample, why in batch.broken if sample not in self.known}
 
     def without_known(self, batch: Microbatch) -> Microbatch:
@@ -74,7 +74,8 @@ class BadSamples:
         return replace(batch, loss_mask=batch.loss_mask * platform.to_device(weights)[batch.segment_ids])
 
     def exchange(self) -> None:
-        """Make the samples that any rank found known to all; collective. Raises UserError past the limit."""
+        """Make samples that any rank found known to all, and warn of each; collective. Raises UserError for too
+        many."""
         everyone: list[dict[int, str]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(everyone, self.found)
         new = {sample: why for found in everyone for sample, why in found.items() if sample not in self.known}
@@ -150,11 +151,11 @@ class BadSteps:
         self.skip(where, "lower --loss-scale" if config.loss_scale else "lower --min-loss-scale, or --lr")
 
     def begin_iteration(self, iteration: int) -> None:
-        """Drop the losses of the previous iteration, or of the first try of this one."""
+        """Set the iteration's number; drop the losses of the one before, or of the first try of this one."""
         self.iteration, self.losses = iteration, []
 
     def note_loss(self, batch: Microbatch, total: Tensor, normaliser: Tensor) -> Tensor:
-        """Note the loss of a microbatch without waiting for the device; returns the normaliser to use.
+        """Note a microbatch's summed loss without waiting for the device; return its normaliser, to divide by.
 
         It is NaN if the loss is not finite. All ranks divide by the sum of the normalisers, so all gradients are NaN.
         """

@@ -26,13 +26,13 @@ TOLERANCE = 0.05
 
 
 class Journal:
-    """A writer of what the meters report, on the last rank, as Megatron does with its own metrics."""
+    """A writer of metrics to the log, metrics.jsonl, TensorBoard and W&B; the last rank writes, as in Megatron."""
 
     def __init__(self, metrics_file: str | None) -> None:
         self.metrics = JsonLines(Path(metrics_file)) if metrics_file else None
 
     def training(self, iteration: int, report: Mapping[str, Any]) -> None:
-        """Write the report of the interval that ended with this iteration, see `meters.TrainingMeter`."""
+        """Write the report of the interval that ended with this iteration: as a line, a record and curves."""
         print_rank_last(printable(training_line(iteration, report)))
         self._append({"iteration": iteration, **report})
         curves = {name.replace("_", "-"): report[name] for name in RATES if name in report}
@@ -43,7 +43,7 @@ class Journal:
         write_curves(iteration, curves)
 
     def evaluation(self, iteration: int, report: Mapping[str, Any]) -> None:
-        """Write the report of an evaluation after this iteration, see `meters.EvaluationMeter`."""
+        """Write the report of an evaluation after this iteration: as a line, a record and curves."""
         print_rank_last(printable(evaluation_line(iteration, report)))
         self._append({"iteration": iteration, "evaluation": dict(report)})
         losses = report["source_losses"].items()
@@ -68,7 +68,7 @@ class Journal:
 
 
 def write_curves(iteration: int, curves: Mapping[str, float]) -> None:
-    """Pass values to the writers that Megatron opened; most ranks have none."""
+    """Write {name: value} of an iteration to TensorBoard and W&B, on ranks where Megatron opened them."""
     if tensorboard := get_tensorboard_writer():
         for name, value in curves.items():
             tensorboard.add_scalar(name, value, iteration)
@@ -77,7 +77,7 @@ def write_curves(iteration: int, curves: Mapping[str, float]) -> None:
 
 
 def survive_write_errors() -> None:
-    """Make TensorBoard writers that fail (disk full) warn once and write no more; training goes on.
+    """Make TensorBoard's writers that fail (disk full) warn once and write no more; training goes on.
 
     A record after an incomplete one could not be read.
     """
@@ -103,7 +103,7 @@ def _dropped_on_error(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def training_line(iteration: int, report: Mapping[str, Any]) -> str:
-    """Return the log line of an interval."""
+    """Return the log line of the interval that ended with an iteration."""
     there = (one for one in FURTHER if one.dist_ratio in report)
     further = "".join(f"{one.name} {report[one.dist_ratio]:.4f} " for one in there)
     return (

@@ -30,7 +30,7 @@ class Throughput:
     """FLOP/s of one device; None if unknown, then no MFU is reported."""
 
     def of(self, sizes: Tensor, seconds: float) -> dict[str, float]:
-        """Return `model_tflops` of a device, and `mfu` if its peak is known; sizes as from `gather`."""
+        """Return `model_tflops` of a device over `seconds`, and `mfu` if its peak is known; sizes as from `gather`."""
         totals = dict(zip(SIZES, sizes.sum(dim=(0, 1)).tolist(), strict=True))
         useful = totals | {LANGUAGE.size: totals["useful_tokens"]}
         rate = self.operations.total(useful, totals["useful_squares"], totals["counted"]) / seconds / self.devices
@@ -46,13 +46,13 @@ class Tally:
         """[sources, 2] weighted sum of the losses and sum of the weights of each source's tokens."""
 
     def copy(self) -> "Tally":
-        """Copy the sums, to restore them if the iteration is rerun."""
+        """Return a copy of the sums, with which they are restored if the iteration is rerun."""
         other = Tally(len(self.losses))
         other.sizes, other.losses = list(self.sizes), self.losses.clone()
         return other
 
     def add(self, batch: Microbatch, losses: Tensor, weights: Tensor) -> None:
-        """Add a microbatch; losses and weights [T]."""
+        """Add a microbatch's sizes, and by source its tokens' losses and weights [T]."""
         assert batch.sources is not None
         assert batch.segment_ids is not None
         found = (*(getattr(batch, name) for name in OF_TOKENS), *(batch.media_of(one.size).amount for one in ENCODED))
@@ -81,11 +81,11 @@ class TrainingMeter:
         self.started = time.perf_counter()
 
     def exclude(self, seconds: float) -> None:
-        """Subtract seconds that were not spent on training from the interval."""
+        """Subtract seconds that were not spent on training, such as an evaluation's, from the interval."""
         self.started += seconds
 
     def begin_iteration(self) -> None:
-        """Discard what an unfinished iteration counted: it is rerun."""
+        """Drop what was counted since the last complete iteration: if there is anything, its iteration is rerun."""
         self.tally = Tally(len(self.sources))
 
     def ends_interval(self, iteration: int) -> bool:
@@ -124,7 +124,7 @@ class EvaluationMeter:
         self.tally = Tally(len(self.sources))
 
     def begin_iteration(self) -> None:
-        """Start the clock at the first iteration of a pass."""
+        """Start the clock if the iteration is the first of a pass over the held-out packs."""
         if self.done == 0:
             self.started = time.perf_counter()
 
@@ -134,7 +134,7 @@ class EvaluationMeter:
         return self.done == 0
 
     def end_pass(self, iteration: int) -> float:
-        """Write the report of a pass after training iteration `iteration`; returns its seconds."""
+        """Write the report of an evaluation after a training iteration; return its seconds. Collective."""
         sizes, losses = gather([self.tally])
         seconds = time.perf_counter() - self.started
         samples = int(sizes[..., SIZES.index("samples")].sum())
@@ -146,7 +146,7 @@ class EvaluationMeter:
 
 
 def gather(tallies: Sequence[Tally]) -> tuple[Tensor, Tensor]:
-    """Return (sizes [ranks, tallies, sizes], losses [sources, 2]) of all data-parallel ranks; one device wait."""
+    """Gather sizes [ranks, tallies, sizes] of all data-parallel ranks, and losses [sources, 2] in sum; collective."""
     sizes = torch.tensor([tally.sizes for tally in tallies], dtype=torch.float64)
     losses = torch.stack([tally.losses for tally in tallies]).sum(0)
     mine = torch.cat([sizes.to(losses.device).flatten(), losses.flatten()])
@@ -155,16 +155,16 @@ def gather(tallies: Sequence[Tally]) -> tuple[Tensor, Tensor]:
 
 
 def all_gathered(mine: Tensor, group: ProcessGroup) -> Tensor:
-    """Return [ranks of the group, ...]: each rank's tensor; all must have the same shape."""
+    """Gather tensors of one shape from all ranks of a group; return [ranks, ...]. Collective over the group."""
     parts = [torch.empty_like(mine) for _ in range(group.size())]
     torch.distributed.all_gather(parts, mine.contiguous(), group=group)
     return torch.stack(parts)
 
 
 def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequence[str]) -> dict[str, Any]:
-    """Return rates, padding and DistRatios (OmniBal, section 3) of an interval of `seconds`.
+    """Return losses, rates, padding and DistRatios (OmniBal, section 3) of an interval of `seconds`.
 
-    sizes [ranks, iterations, sizes], see `SIZES`; losses [sources, 2] summed over all ranks.
+    sizes [ranks, iterations, sizes], in the order of `SIZES` (tokens, ...); losses [sources, 2] summed over all ranks.
     """
     of = dict(zip(SIZES, sizes.unbind(-1), strict=True))
     samples, useful = (of[name].sum().item() for name in ("samples", "useful_tokens"))

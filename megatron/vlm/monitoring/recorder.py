@@ -62,7 +62,7 @@ class Timed:
     held: int | None = None
 
     def record(self, origin: Moment) -> list[Any]:
-        """Return the action as in the file; waits until the device has finished it."""
+        """Return the action as in timeline.jsonl, in seconds from `origin`; waits until the device has finished it."""
         assert self.end is not None
         phase = PHASES[self.action.kind]
         edges = [(self.start, OTHER, phase), *self.marks]
@@ -90,7 +90,7 @@ class Recorder:
     """
 
     def __init__(self, path: Path | None, iterations: Collection[int], check: ProfileCheck | None = None) -> None:
-        """Record `iterations` to `path`, and for `check` those it wants that are not next to one of `iterations`."""
+        """Record `iterations` to `path` (None: none), and for `check` those it wants that are next to none of them."""
         self.lines, self.check = JsonLines(path) if path else None, check
         self.iterations = frozenset(iterations if path else ())
         self.number = 0
@@ -106,7 +106,8 @@ class Recorder:
 
     @contextmanager
     def iteration(self, number: int, model: Sequence[Any]) -> Iterator[None]:
-        """Wrap the forwards and backwards of iteration `number` (0: evaluation)."""
+        """Make a context for the actions of iteration `number` (0: evaluation), timed if it is to be recorded. The
+        record of an earlier one is gathered and written first; collective then."""
         if self._step_hook is not None:
             self._step_hook.remove()
         if self.origin is not None:
@@ -121,7 +122,7 @@ class Recorder:
 
     @contextmanager
     def watch(self, action: Action) -> Iterator[None]:
-        """Wrap the computation of one action, to time it."""
+        """Make a context around the computing of one action, which is timed in iterations to be recorded."""
         if not self._is_timing:
             yield
             return
@@ -133,7 +134,7 @@ class Recorder:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Wrap the host's wait for a pack. A busy device reaches both moments at once: the wait then costs nothing."""
+        """Make a context that times a wait for a pack; zero if the device was busy meanwhile: it then cost nothing."""
         if not self._is_timing:
             yield
             return
@@ -147,7 +148,7 @@ class Recorder:
         return self._step_hook is not None and self.actions_ended is None
 
     def add_pack(self, batch: Microbatch) -> None:
-        """Note the sizes of the pack whose forward begins."""
+        """Note the sizes of the pack whose forward begins, if it is timed and on this rank's first chunk."""
         if self._current is not None and self._current.action.kind == "F" and self._current.action.chunk == 0:
             sent = (0, 1) if batch.shard is None else (batch.shard.sent_tokens, batch.shard.width)
             further = [batch.media_of(one.size).amount for one in FURTHER]
@@ -244,7 +245,7 @@ class Recorder:
 
 
 def _gathered(mine: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return all ranks' lanes in order, on the last rank; elsewhere none."""
+    """Gather what each pipeline rank recorded (its lane), times aligned, on the last rank; else []. Collective."""
     last = torch.distributed.get_world_size() - 1
     everyone: list[Any] | None = [None] * (last + 1) if torch.distributed.get_rank() == last else None
     torch.distributed.gather_object(mine, everyone, dst=last)
@@ -253,7 +254,7 @@ def _gathered(mine: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def aligned(lanes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lanes with one time 0 per machine: when its first rank left the barrier.
+    """Return the ranks' records (lanes) with one time 0 per machine: when its first rank left the barrier.
 
     Ranks leave it at different times; ranks of one machine share a clock, so there the difference is removed.
     """

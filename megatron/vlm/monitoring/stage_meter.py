@@ -44,14 +44,14 @@ class StageMeter:
 
     @contextmanager
     def iteration(self, training: bool) -> Iterator[None]:
-        """Wrap the actions of one iteration; if it is rerun, only the last run counts."""
+        """Make a context that times one iteration's actions, if it trains; if it is rerun, only the last run counts."""
         self.actions, self.timing = [], training and self.iterations >= WARM_UP
         yield
         self.timing = False
 
     @contextmanager
     def watch(self, action: Action) -> Iterator[None]:
-        """Wrap the computation of one action, to time it."""
+        """Make a context around the computing of one action, to time it."""
         if not self.timing:
             yield
             return
@@ -116,9 +116,9 @@ SKIPPED, COMPARED = 3, 3
 
 
 class ProfileCheck:
-    """A choice of iterations to record, the same on every rank, and their comparison where the records come in.
+    """A comparison of some early iterations with the plan's profile; all ranks record the same ones for it.
 
-    iterations since the start   1  2  3  [4]  5  [6]  7  [8]     [recorded], as for timeline.jsonl
+        iterations since the start   1  2  3  [4]  5  [6]  7  [8]     [recorded], as for timeline.jsonl
 
     The rank that writes metrics.jsonl compares once: a table in the log, and a line from which `omnibal launch
     --replan` makes a new plan.
@@ -147,7 +147,7 @@ class ProfileCheck:
                 self.close()
 
     def close(self) -> None:
-        """Compare what was recorded so far; called when it is enough, or training has ended."""
+        """Compare what was recorded, and write it to the journal; called when it is enough, or training has ended."""
         self.done, records = True, self.records
         if records and (profile := self._profile()):
             numbers = [record["iteration"] for record in records]
@@ -157,7 +157,7 @@ class ProfileCheck:
         self.records = []
 
     def _profile(self) -> Profile | None:
-        """Return the plan's profile, by the launcher's inputs.json or next to the plan; None if not found."""
+        """Return the plan's profile, from where inputs.json says or next to the plan; None if neither is it."""
         try:
             noted: dict[str, str] = noted_inputs(self.metrics_file.parent)
         except UserError:

@@ -22,14 +22,14 @@ from megatron.vlm.profiling.stopwatch import Run, Stopwatch, Timer
 from omnibal_ext.architectures.architecture import Architecture
 
 FEW, MANY = (1, 2) if platform.HAS_CUDA else (2, 10)
-"""Numbers of microbatches. Few on a GPU: a sleeping stream queues about a thousand kernels, then launching blocks."""
+"""Microbatches of two iterations to compare. Few on a GPU: a sleeping stream queues about a thousand kernels only."""
 
 
 def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stopwatch) -> tuple[float, float, float]:
-    """Measure (seconds of an action, of an iteration, host seconds of an action), all without the layers' own seconds.
+    """Measure what a run adds to its layers' seconds: (of an action, of an iteration, of an action on the host).
 
     1. Runs a chain with one layer of every kind, on this rank alone, with the smallest packs.
-    2. Iterations of `FEW` and of `MANY` microbatches: the slope is a microbatch, the intercept an iteration.
+    2. Iterations of few and of many microbatches: the slope is a microbatch, the intercept an iteration.
     3. From a microbatch the same stage's seconds without executor are subtracted; half of the rest is an action.
 
     Differences are taken within a round of the stopwatch, so that a slower machine affects both runs.
@@ -87,10 +87,10 @@ class TransferCosts:
 
 
 def measure_transfers(stopwatch: Stopwatch) -> TransferCosts:
-    """Measure between every rank of the first half and its partner in the second, all pairs at once; collective.
+    """Measure transfers between every rank of the first half and its partner in the second, all at once; collective.
 
     With two nodes this is the network between them, with one the links inside it. A round trip of 4 bytes is twice the
-    latency; one of `TRANSFER_BYTES` is twice the latency and the transfer.
+    latency; one of 4 MiB is twice the latency and the transfer. An all-reduce is timed of 16 MiB.
     """
     half, here = dist.get_world_size() // 2, dist.get_rank()
     if not half:
@@ -115,13 +115,13 @@ def measure_transfers(stopwatch: Stopwatch) -> TransferCosts:
 
 
 def _second_of_two(exchange: Callable[[], object]) -> Run:
-    """Return a run of two exchanges that times the second; the first one synchronises the ranks."""
+    """Return a run that makes two exchanges and gives the seconds of the second; the first synchronises the ranks."""
     timer = Timer()
     return lambda: timer(exchange, exchange)[1:]
 
 
 def _there_and_back(ring: Communicator, tensor: torch.Tensor, first: bool) -> None:
-    """Send an activation and receive a gradient, on the channels of training."""
+    """Exchange a tensor between two ranks and back, on the channels of training; `first`: this rank sends first."""
     shape = tuple(tensor.shape)
     if first:
         ring.send(ACTIVATION, tensor, 1)

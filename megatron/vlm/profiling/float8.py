@@ -20,8 +20,8 @@ MULTIPLE = 16  # that rows and columns of products in float8 must be of
 
 
 def float8_gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict[str, float]:
-    """Measure the gain in float8, bf16's seconds by float8's, of each matrix of a stage's first layer, and of the
-    "layer", which costs `cost`; {} if `--fp8-format` reaches none, or if a product fails here, which is said."""
+    """Measure how many times faster float8 is than bf16, {name: ratio}: for each matrix of a stage's first layer, and
+    "layer" for all of it, which takes `cost`. {} if `--fp8-format` reaches none, or if a product fails here."""
     try:
         return _gains(stage, cost, tokens, steps)
     except RuntimeError as error:  # of cuBLAS, the allocator or the compiler: what was measured before stays
@@ -43,12 +43,12 @@ def _gains(stage: Stage, cost: LayerCost, tokens: int, steps: int) -> dict[str, 
 
 
 def in_half(entering: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Multiply [tokens, columns], [rows, columns], [tokens, rows] -> output, gradients of input and weight."""
+    """Compute a linear layer's output and both gradients, of input [n, in], weight [out, in], gradient [n, out]."""
     return entering @ weight.t(), gradient @ weight, gradient.t() @ entering
 
 
 def in_float8(entering: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Multiply as `in_half`, with all three cast to float8; only the first product adds up fast, as in TE."""
+    """Compute the three products of `in_half` with tensors cast to float8; only the first adds up fast, as in TE."""
     x, x_turned, x_scale = _cast(entering, ACTIVATION)
     w, w_turned, w_scale = _cast(weight, ACTIVATION)
     g, g_turned, g_scale = _cast(gradient, GRADIENT)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class KeptBytes:
-    """Context manager: `bytes` and `peak` of the storages that autograd saves, each counted once while it is saved.
+    """A context manager that counts what autograd saves: `bytes` at present, `peak` at most; a storage counts once.
 
     `left_out`: tensors not to count, such as weights.
     """
@@ -28,7 +28,7 @@ class KeptBytes:
         self._hooks.__exit__(*error)
 
     def hold(self, storage: torch.UntypedStorage) -> None:
-        """Count one more saved tensor of this storage."""
+        """Note that one more tensor of this storage is saved; the first of them adds its bytes."""
         if storage._cdata in self.left_out:
             return
         self._holders[storage._cdata] += 1
@@ -37,7 +37,7 @@ class KeptBytes:
             self.peak = max(self.peak, self.bytes)
 
     def release(self, storage: torch.UntypedStorage) -> None:
-        """Count one saved tensor of this storage less."""
+        """Note that one tensor of this storage is no longer saved; the last of them subtracts its bytes."""
         if storage._cdata in self.left_out:
             return
         self._holders[storage._cdata] -= 1

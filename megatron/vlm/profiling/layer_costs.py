@@ -93,10 +93,10 @@ class KindMeasurement:
         return stage
 
     def runs(self) -> dict[str, Run]:
-        """Return runs by name: (forward, backward) by pack number; (added seconds,) of the first pack by recompute
-        mode.
+        """Return functions to time, by name; each returns seconds of all its layers.
 
-        "split": (forward, B, W) of the first pack, if the layer is trained. "empty": a pack without images and sounds.
+        "0", "1", ...: (forward, backward) of that pack; "recompute", "recompute_cheap": (seconds it adds to "0",).
+        "split": (forward, B, W) of the first pack, if trained. "empty": (forward, backward) without images and sounds.
         """
         plain = [self._run("", self.packs[0], self.timer), *(self._run("", pack) for pack in self.packs[1:])]
         found: dict[str, Run] = {str(number): run for number, run in enumerate(plain)}
@@ -114,7 +114,7 @@ class KindMeasurement:
             self.split.release()
 
     def optimizer_runs(self, args: Namespace) -> dict[str, Run]:
-        """Return the run of an optimizer step: all between the last backward of an iteration and the next forward."""
+        """Return {"step": function that times an optimizer step of these layers}: scale, apply and zero gradients."""
         config, overrides = get_megatron_optimizer_config(args)
         groups = args.use_gloo_process_groups
         optimizer = get_megatron_optimizer(config, [self.module], overrides, use_gloo_process_groups=groups)
@@ -129,7 +129,7 @@ class KindMeasurement:
         return {"step": lambda: timer(finish)}
 
     def cost(self, seconds: dict[str, Seconds], weight_bytes: float, step_seconds: float) -> LayerCost:
-        """Return the profile's entry; `seconds`: the results of `runs`."""
+        """Return the profile's entry of one layer, from `seconds`: those of each of `runs`, by name."""
         each = {name: tuple(s / self.count for s in taken) for name, taken in seconds.items()}
         forward, backward = zip(*(each[str(number)] for number in range(len(self.packs))), strict=True)
         added = {mode: each[mode][0] for mode in self.modes}
@@ -157,7 +157,7 @@ class KindMeasurement:
         )
 
     def _in_mode(self, mode: str) -> Any:
-        """Return the layers, set to one of `MODES`, or "" for no recomputation."""
+        """Return the layers in a recompute mode: "recompute" (all), "recompute_cheap", or "" for none."""
         if mode == CHEAP:
             return self.cheap
         recompute(self.stage, mode == "recompute")
@@ -229,7 +229,7 @@ def recompute(stage: Stage, enabled: bool) -> None:
 
 
 def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
-    """Return (first, count) of up to `LAYERS` consecutive layers of a kind."""
+    """Return (index of the first, count) of consecutive layers of a kind in a chain, two if it has them, else one."""
     for count in range(LAYERS, 0, -1):
         starts = [i for i in range(len(kinds)) if tuple(kinds[i : i + count]) == (kind,) * count]
         if starts:
@@ -239,7 +239,7 @@ def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
 
 
 def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> Fit:
-    """Fit non-negative least-squares coefficients, scaled to give the first (budgets) pack's seconds exactly."""
+    """Fit (constant, per unit, per square) >= 0 to seconds of packs; scaled to give the first pack's exactly."""
     matrix = np.array(features)
     scale = np.abs(matrix).max(axis=0).clip(min=1.0)
     found = nnls(matrix / scale, np.array(seconds))[0] / scale
@@ -248,7 +248,7 @@ def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequenc
 
 
 def _full_size(weight: torch.nn.Parameter) -> int:
-    """Return a weight's unsharded number of parameters."""
+    """Return a weight's number of parameters over all ranks that shard it."""
     if _is_expert_parallel(weight):
         return weight.numel() * parallel_state.get_expert_model_parallel_world_size()
     ranks = parallel_state.get_tensor_model_parallel_world_size()

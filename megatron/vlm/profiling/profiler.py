@@ -64,7 +64,7 @@ class ProfileJob:
 
 
 def profile_on_this_machine(job: ProfileJob, measured_with: dict[str, Any]) -> Profile | None:
-    """Measure, after initialising Megatron on this process or torchrun's; return the profile on rank 0, else None.
+    """Measure `job`'s profile, with Megatron started on this process or torchrun's; return it on rank 0, else None.
 
     `measured_with` is stored in the profile.
     """
@@ -75,7 +75,7 @@ def profile_on_this_machine(job: ProfileJob, measured_with: dict[str, Any]) -> P
 
 
 def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_with: dict[str, Any]) -> Profile:
-    """Measure all kinds of layers on this device, with the parallelism and precision in Megatron's `args`."""
+    """Measure layers, transfers and optimizer step, under the parallelism and precision of `args`; collective."""
     stopwatch, budgets = Stopwatch(job.steps), job.budgets
     transfers = measure_transfers(stopwatch)
     kinds = dict.fromkeys(chain.architecture.cost_kinds)
@@ -138,7 +138,7 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
 
 
 def weight_bytes(args: Namespace, job: ProfileJob, kind: KindMeasurement) -> float:
-    """Return the bytes of a layer's weights, gradients and Adam state; the distributed optimizer shards the state."""
+    """Return a rank's bytes of a layer's weights, gradients and Adam state, which the distributed optimizer shards."""
     each = WeightBytes.of(args, args.params_dtype != torch.float32)
     replicated = _replicas(job, kind.trained, kind.trained_experts)
     states = sum(weights / (ranks if job.distributed_optimizer else 1) for weights, ranks in replicated)
@@ -146,9 +146,9 @@ def weight_bytes(args: Namespace, job: ProfileJob, kind: KindMeasurement) -> flo
 
 
 def step_seconds(job: ProfileJob, trained: float, experts: float, per_weight: float, transfers: TransferCosts) -> float:
-    """Return seconds of optimizer step and gradient ring all-reduce, not overlapped, of a rank's `trained` weights.
+    """Return a layer's seconds of optimizer step and gradient ring all-reduce, one after the other, on a rank.
 
-    experts: the expert-parallel ones among them.
+    trained, experts: its trained weights, and the expert-parallel ones among them; per_weight: seconds of the step.
     """
     seconds = 0.0
     for weights, ranks in _replicas(job, trained, experts):
@@ -158,19 +158,19 @@ def step_seconds(job: ProfileJob, trained: float, experts: float, per_weight: fl
 
 
 def _replicas(job: ProfileJob, trained: float, experts: float) -> tuple[tuple[float, float], ...]:
-    """Return ((weights, number of replicas) of all but the experts, of the experts)."""
+    """Return (weights, number of ranks with the same ones) of all but the experts, then of the experts."""
     _, replicas = expert_shares(job.tensor_parallel, job.data_parallel, job.expert_parallel)
     return (trained - experts, job.data_parallel), (experts, replicas)
 
 
 def seconds_of_weights(stepped: Mapping[str, tuple[float, float]]) -> tuple[float, dict[str, float]]:
-    """Return (constant, {kind: seconds per weight}) of an optimizer step, from {kind: (weights, seconds)}."""
+    """Fit optimizer steps, {kind: (weights, seconds)}; return (constant, {kind: further seconds per weight})."""
     constant, _ = fit_line(list(stepped.values()))
     return constant, {kind: max(0.0, seconds - constant) / weights for kind, (weights, seconds) in stepped.items()}
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit non-negative least squares (constant, slope) to (weights, seconds)."""
+    """Fit (constant, slope), neither negative, to (weights, seconds) by least squares."""
     weights, seconds = np.array(points).T
     if len(points) > 1:
         slope, constant = np.polyfit(weights, seconds, 1)

@@ -53,7 +53,7 @@ class StagePass:
             self.entering.requires_grad_(self.stage.sends_gradient)
 
     def forward(self) -> None:
-        """Run the stage."""
+        """Run the stage on the pack, and keep its output for `backward`."""
         self.stage.set_input_tensor(self.entering)
         self.output = self.module(self.pack)
 
@@ -82,7 +82,7 @@ class SplitBackward:
         """Bytes that B of one layer keeps for W."""
 
     def run(self) -> Seconds:
-        """Return seconds of (forward, B, W), each on a different microbatch, as in a schedule."""
+        """Run forward, B and W, each of another microbatch as in a schedule; return the seconds of each."""
         if not self.in_flight:
             self._start()
             self._start()
@@ -120,7 +120,7 @@ class SplitBackward:
 
 
 def synthetic_pack(architecture: Architecture, units: Mapping[Size, int], lengths: Sequence[int]) -> Microbatch:
-    """Make a pack of samples of these lengths (tokens), with random inputs of so many `units` of each size."""
+    """Make a pack of random samples of these lengths (tokens) with, in all, `units` of tiles, mel frames and so on."""
     ids = torch.randint(0, architecture.language.vocab_size, (sum(lengths),), device="cuda")
     media = {
         one.modality.size: ENCODERS[one.modality].made_up(architecture, units.get(one.modality.size, 0), lengths)
@@ -139,5 +139,5 @@ def synthetic_pack(architecture: Architecture, units: Mapping[Size, int], length
 
 
 def equal_lengths(tokens: int, samples: int) -> list[int]:
-    """Divide `tokens` into lengths of `samples` samples, as equal as possible."""
+    """Divide `tokens` over samples as equally as possible; return the tokens of each."""
     return [tokens // samples + (sample < tokens % samples) for sample in range(samples)]

@@ -46,9 +46,10 @@ class Stopwatch:
         return {subject: f"{self._disturbed[subject]} of {runs}" for subject, runs in self._runs.items()}
 
     def measure(self, runs: Mapping[str, Mapping[str, Run]], description: str = "") -> dict[str, dict[str, Seconds]]:
-        """Measure the median seconds of each run's laps by [subject][name], equal on all ranks; collective.
+        """Measure the functions runs[subject][name]; return the median seconds of each one's laps; collective.
 
-        runs: functions by [subject][name] that return their laps' seconds. description: rank 0 shows a progress bar.
+        A function returns the seconds of its laps (parts). All ranks get the same medians. description: of a progress
+        bar.
         """
         rounds: Iterable[int] = range(WARM_UP + self.steps)
         if description and torch.distributed.get_rank() == 0:
@@ -79,14 +80,14 @@ class Stopwatch:
 
 
 def at_usual_pace(rounds: Sequence[Round]) -> dict[Key, list[Seconds]]:
-    """Turn rounds into columns like `in_columns`, with each round scaled to the seconds of the median round."""
+    """Scale each round's seconds to a round of median length; return them by run and lap, as `in_columns` does."""
     usual = statistics.median(took for took, _ in rounds)
     paced = [{key: [s / took * usual for s in laps] for key, laps in found.items()} for took, found in rounds]
     return in_columns(paced)
 
 
 def in_columns(rounds: Sequence[Mapping[Key, Sequence[float]]]) -> dict[Key, list[Seconds]]:
-    """Return {run: [seconds of its lap in each round, ...] for each lap}."""
+    """Turn rounds, {run: seconds of its laps} each, into {run: [seconds in every round] of each of its laps}."""
     return {key: list(zip(*(found[key] for found in rounds), strict=True)) for key in rounds[0]}
 
 
@@ -112,7 +113,7 @@ class Timer:
         self._busy = 0.0
 
     def __call__(self, *laps: Callable[[], object], before: Callable[[], object] | None = None) -> Seconds:
-        """Run the laps; return the device's seconds of each."""
+        """Run the functions `laps` one by one; return the device's seconds of each. On a GPU `before` is run first."""
         now()
         if before is not None and platform.HAS_CUDA:
             before()
@@ -137,6 +138,6 @@ class Timer:
 
 
 def median_seconds(run: Callable[[], object], rounds: int) -> float:
-    """Measure a run on this rank alone: the device's median seconds of so many rounds, behind `WARM_UP` others."""
+    """Measure a run on this rank alone: the device's median seconds of so many rounds, behind two that warm up."""
     timer = Timer()
     return statistics.median([timer(run, before=run)[0] for _ in range(WARM_UP + rounds)][WARM_UP:])
