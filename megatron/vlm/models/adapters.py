@@ -35,7 +35,7 @@ from omnibal_ext.modalities.matrix import Matrix
 
 
 class Adapter(torch.nn.Module):
-    """The adapters of one linear layer: alpha / rank * B (A x), B in the order of the layer's rows.
+    """The adapters of one linear layer, for each of the `fused` matrices in it: alpha / rank * B (A x).
 
     a [fused * rank, columns here], b [rows here, rank]. B is initialised to zero, A as in peft: uniform within one over
     the root of its columns, drawn whole from `generator`, so that ranks of any group cut the same matrix.
@@ -80,7 +80,7 @@ class Adapter(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
-        """Return the checkpoint's entries; those padded for another tensor-parallel size can be read."""
+        """Return the checkpoint's entries, to be read at any tensor-parallel size; none inside `left_out`."""
         if self.is_left_out:
             return {}
         assert metadata is not None
@@ -100,7 +100,7 @@ class Adapter(torch.nn.Module):
 
 
 def attach(module: Any, matrices: tuple[Matrix, ...], adapters: Adapters, seed: int) -> None:
-    """Give the linear layers of `module` that `matrices` name their adapters, drawn from `seed` in this order."""
+    """Give linear layers of `module` that `matrices` name adapters drawn from `seed`; `forward` adds their output."""
     generator = torch.Generator().manual_seed(seed)
     for matrix in matrices:
         above, _, name = matrix.name.rpartition(".")
@@ -117,7 +117,7 @@ def adapters_in(module: torch.nn.Module) -> Iterator[tuple[str, Adapter]]:
 
 @torch.no_grad()
 def merge(module: torch.nn.Module, kinds: Mapping[str, torch.dtype]) -> None:
-    """Add a module's adapters, on one rank, to their layers' weights, each rounded to its dtype in `kinds` (by name).
+    """Add a module's adapters, whole on this rank, to their layers' weights, in the dtypes `kinds` (by weight's name).
     The adapters' output is zero from then on."""
     for name, adapter in adapters_in(module):
         weight = f"{name.removesuffix(SUFFIX)}.weight"
@@ -129,7 +129,7 @@ def merge(module: torch.nn.Module, kinds: Mapping[str, torch.dtype]) -> None:
 
 @contextmanager
 def left_out(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Let checkpoints saved or read inside leave out the adapters of these modules."""
+    """Make a context in which checkpoints are saved and read without the adapters of these modules."""
     found = [adapter for module in modules for _, adapter in adapters_in(module)]
     for adapter in found:
         adapter.is_left_out = True
@@ -141,18 +141,17 @@ def left_out(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 
 def wide(b: Tensor, mask: Tensor) -> Tensor:
-    """Spread B over the outputs of all matrices' A: [rows, fused * rank], zero where a row is of another one
-    (`mask`)."""
+    """Spread B [rows, rank] to [rows, fused * rank]: each row in its fused matrix's columns (`mask`), else zero."""
     return b if mask.shape[1] == 1 else (mask[:, :, None] * b[:, None]).flatten(1)
 
 
 def rows_of_matrices(matrix: Matrix, rows: int, rank: int) -> Tensor:
-    """Return [rows, fused], true where a row of this rank's is of a matrix."""
+    """Return bool [rows, fused]: whether a row of this tensor-parallel rank is of that one of the fused matrices."""
     return matrix_of_rows(matrix, rows, rank)[:, None] == torch.arange(matrix.fused, device="cpu")
 
 
 def matrix_of_rows(matrix: Matrix, rows: int, rank: int) -> Tensor:
-    """Return the number of the fused matrix that each of a rank's `rows` is of, int64 [rows]."""
+    """Return which fused matrix (query 0, key 1, ...) each of a tensor-parallel rank's rows is of, int64 [rows]."""
     shares = (rows // matrix.fused,) * matrix.fused if matrix.is_stacked else matrix.shares
     group = torch.tensor([number for number, share in enumerate(shares) for _ in range(share)], device="cpu")
     return group[torch.arange(rank * rows, (rank + 1) * rows, device="cpu") % len(group)]

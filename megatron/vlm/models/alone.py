@@ -11,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let core see a tensor-parallel group of this rank alone, inside: layers are built, run and saved unsharded.
+    """Make a context in which core sees a tensor-parallel group of this rank alone: layers are built, run, saved whole.
 
     Core looks that group up in many functions, some of them called within a forward pass.
     """
@@ -26,7 +26,7 @@ def alone() -> Iterator[None]:
 
 
 def config_alone(config: TransformerConfig) -> TransformerConfig:
-    """Copy a configuration for layers that are not tensor-parallel, whose gradients the caller sums over ranks."""
+    """Copy a configuration, for layers whole on one rank: no sequence parallelism, no fused or delayed gradients."""
     config = copy(config)
     config.tensor_model_parallel_size = 1
     config.sequence_parallel = False

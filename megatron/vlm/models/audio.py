@@ -37,14 +37,14 @@ from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 TIMED_FRAMES = 3000
-"""Mel frames of one made-up sound (`AudioLayers.made_up`): half a minute."""
+"""Mel frames of one made-up sound, for timing: half a minute."""
 LONGEST_WAVE = 10_000
 """Base of the sinusoidal positions: the slowest one turns by one radian in so many rows."""
 
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """TokenRuns of the frames and rows of a pack's sounds in its chunks, on the host."""
+    """Indices of a pack's mel frames and rows in the chunks that convolutions take, on the host."""
 
     frames: Ints
     """[all frames]: index of each in the chunks, which are padded to equal length."""
@@ -56,8 +56,8 @@ class ChunkLayout:
 
 @lru_cache(maxsize=64)
 def chunk_layout(sounds: Pieces, audio: AudioArchitecture) -> ChunkLayout:
-    """Find the chunks of these sounds. As in transformers, convolutions over time and frequency see each chunk padded
-    to the longest of its sample, those over time alone see it unpadded."""
+    """Cut sounds, given by their numbers of frames, into chunks. As in transformers, convolutions over time and
+    frequency see each chunk padded to the longest of its sample, those over time alone see it unpadded."""
     real = [[one for frames in sample for one in audio.chunks(frames)] for sample in sounds]
     seen = [max(sample) if audio.channels else one for sample in real for one in sample]
     lengths = [one for sample in real for one in sample]
@@ -183,7 +183,7 @@ class AudioLayers(EncoderLayers):
     viewed = AUDIO.kinds[1:2]
 
     def layers(self, model: Architecture) -> VisionArchitecture:
-        """Return the sizes of a ViT with the same layers."""
+        """Return the sizes of a ViT whose transformer layers are those of the audio encoder."""
         return AudioArchitecture.among(model.further).as_vit
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
@@ -195,8 +195,8 @@ class AudioLayers(EncoderLayers):
         return AudioProjector(AudioArchitecture.among(model.further), config, language)
 
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:
-        """Make sounds of half a minute in the first sample, whose tokens are at the end; if they have more tokens than
-        the pack, they overwrite each other."""
+        """Make random sounds of half a minute, `units` mel frames in all, in the first of samples of these lengths.
+        Their tokens are at the pack's end, several at one position if they are more than the pack's."""
         audio, tokens = AudioArchitecture.among(model.further), sum(lengths)
         each = tuple(min(TIMED_FRAMES, units - begin) for begin in range(0, units, TIMED_FRAMES))
         heard = torch.arange(sum(map(audio.tokens, each)), device="cuda")
@@ -207,5 +207,5 @@ class AudioLayers(EncoderLayers):
         )
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> RowViewer:
-        """Return the viewer whose segments are windows: their rows attend to each other."""
+        """Return the module that makes segments of a pack's sounds: windows, whose rows attend to each other."""
         return RowViewer(config, AUDIO.size, AudioArchitecture.among(model.further).windows)

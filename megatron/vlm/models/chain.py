@@ -62,7 +62,7 @@ class Chain:
 
     @classmethod
     def of(cls, args: Namespace, architecture: Architecture, language: TransformerConfig | None = None) -> "Chain":
-        """Make the chain of a model under Megatron's arguments; `language`: its configuration, if made already."""
+        """Make the chain of a model from Megatron's arguments; `language`: core's configuration, if made already."""
         language = language or language_config(args, architecture)
         configs = configs_of(language, architecture)
         adapters = Adapters.of(args)
@@ -117,7 +117,7 @@ class Chain:
         return bool(config.hidden_dropout or config.attention_dropout or drop_path)
 
     def gradient_mode(self, layer: int) -> GradientMode:
-        """Return what the backward pass computes in a layer."""
+        """Return what the backward computes in a layer: gradients of weights, of adapters, of its input, or none."""
         return self._modes[layer]
 
     @cached_property
@@ -129,7 +129,7 @@ class Chain:
         return not {"trained", "adapted"}.isdisjoint(self._modes[:layer])
 
     def passes_by(self, layer: int, batch: Microbatch) -> bool:
-        """Check whether a pack skips a layer: the layer is an encoder's, and the pack has no input for it."""
+        """Check whether a pack skips a layer: an encoder's, for which the pack has no images or sounds."""
         modality = modality_of(self.kinds[layer])
         if modality is LANGUAGE:
             return False
@@ -141,7 +141,7 @@ class Chain:
         return self.configs[modality_of(self.kinds[layer])]
 
     def _vit(self, layer: int) -> VisionArchitecture | None:
-        """Return the sizes of the ViT whose layers a layer's encoder has; None for layers of the language model."""
+        """Return the ViT sizes of the encoder that a layer is of; None for layers of the language model."""
         modality = modality_of(self.kinds[layer])
         return None if modality is LANGUAGE else ENCODERS[modality].layers(self.architecture)
 
@@ -199,8 +199,7 @@ class Chain:
         return module
 
     def shape_before(self, layer: int, batch: Microbatch, rows: int | None = None) -> tuple[int, int, int]:
-        """Return the shape of the tensor that enters `layer` (not the first one), core's order (sequence, batch,
-        width).
+        """Return the shape (rows, 1, width) of what enters `layer` (not the first): hidden states and extras, joined.
 
         `rows`: of hidden states, where these are others than the pack's.
         """
@@ -208,7 +207,7 @@ class Chain:
         return (self.carrier(batch).rows(layer, own if rows is None else rows, width), middle, width)
 
     def carrier(self, batch: Microbatch) -> Carrier:
-        """Return the carrier that lays out a pack's extras (`omnibal_ext.flow`)."""
+        """Return what joins a pack's hidden states and extras to one tensor, and splits it (`omnibal_ext.flow`)."""
         there = frozenset(one for one in ENCODED if batch.full_pack.media_of(one.size).amount)
         return self._carriers[there].at(self._tokens(batch))
 
@@ -235,7 +234,7 @@ class Chain:
         return self.configs[modality.projected_by or LANGUAGE].hidden_size
 
     def hidden_shape_before(self, layer: int, batch: Microbatch) -> tuple[int, int, int]:
-        """Return the shape of the hidden states that enter `layer`."""
+        """Return the shape (rows, 1, width) of the hidden states that enter `layer`, without extras."""
         modality = modality_of(self.kinds[layer - 1])
         if modality is LANGUAGE:
             share = self.language.tensor_model_parallel_size if self.language.sequence_parallel else 1

@@ -26,7 +26,7 @@ def begin_draws(seed: int, batch: Microbatch, layer: int) -> None:
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """Restore the state of all generators at the end."""
+    """Make a context at whose end all random generators have the state that they had at its start."""
     tracker = tensor_parallel.get_cuda_rng_tracker()
     states, host, device = tracker.get_states(), torch.get_rng_state(), torch.cuda.get_rng_state()
     try:

@@ -20,7 +20,7 @@ class EncoderLayers(ABC):
 
     @abstractmethod
     def layers(self, model: Architecture) -> VisionArchitecture:
-        """Return the sizes of a ViT with the same layers."""
+        """Return the sizes of a ViT whose transformer layers are those of this encoder."""
 
     def config(self, language: TransformerConfig, model: Architecture) -> TransformerConfig:
         """Return core's configuration of the encoder, from the language model's."""
@@ -28,16 +28,16 @@ class EncoderLayers(ABC):
 
     @abstractmethod
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the first layer: the pack's inputs -> this rank's share of the rows."""
+        """Build the first layer, from the pack's inputs to this rank's share of rows [rows, 1, width]."""
 
     @abstractmethod
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
-        """Build the last layer: rows -> tokens of the language model, on every rank."""
+        """Build the last layer, from rows to tokens of the language model, [tokens, 1, LLM width], on every rank."""
 
     @abstractmethod
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:
-        """Make random inputs of so many units for a pack of samples of these lengths, to time layers on."""
+        """Make random inputs, `units` (tiles, mel frames) in all, for a pack of samples of these lengths in tokens."""
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module | None:
-        """Build the module that makes a pack's view (order, segments) for the layers `viewed`; None: tensors do."""
+        """Build what makes a pack's view (order, segments) for layers of the kinds `viewed`; None if none need it."""
         return None

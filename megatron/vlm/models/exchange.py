@@ -63,13 +63,13 @@ def heads_to_rows(out: Tensor, heads: int, exchange: HeadExchange) -> Tensor:
 
 
 def _meet(sent: Sequence[Tensor], heads: int, exchange: HeadExchange) -> Tensor:
-    """Send [n, heads, d] to each rank; return all rows of the split samples, of the heads here: [N, heads, d]."""
+    """Send tensors [n, heads, d], one a rank; return all rows of the split samples in order, [N, heads here, d]."""
     shapes = [(rows, heads, sent[0].shape[2]) for rows in exchange.rows]
     return torch.cat(_exchange(sent, shapes, exchange.team))[platform.to_device(exchange.order)]
 
 
 def features_to_tokens(made: Sequence[Tensor], shard: PackShard) -> tuple[Tensor, ...]:
-    """Send features, [encoded, ...] each, to their tokens' ranks; return those of the tokens here, [taken, ...]."""
+    """Send image features [encoded, ...] to the ranks of the team with their tokens; return those for tokens here."""
     features, route = torch.stack(tuple(made), dim=1), shard.features
     assert shard.team is not None
     sent = features[platform.to_device(route.send_rows)].split(route.send_counts)

@@ -38,7 +38,7 @@ class FilmLayers(EncoderLayers):
     """The layers of a video encoder: patches of frames, a ViT, and rows in the order of their tokens."""
 
     def layers(self, model: Architecture) -> VisionArchitecture:
-        """Return the ViT's sizes."""
+        """Return the sizes of the ViT that encodes the frames."""
         return FilmArchitecture.among(model.further).as_vit
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
@@ -50,8 +50,8 @@ class FilmLayers(EncoderLayers):
         return FilmRows(config, self.layers(model).tokens_per_tile)
 
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Images:
-        """Make a video of so many frames, whose tokens are at the end; if it has more tokens than the pack, they
-        overwrite each other."""
+        """Make a random video of `units` frames. Its tokens are at the end of samples of these lengths, several at one
+        position if they are more than the pack's."""
         vision, tokens = self.layers(model), sum(lengths)
         rows = torch.arange(vision.rows(units), device=platform.device())
         pixels = torch.randn(units, 3, vision.image_size, vision.image_size, device=rows.device)

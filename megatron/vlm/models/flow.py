@@ -20,7 +20,7 @@ from omnibal_ext.modalities.modality import Modality
 
 @dataclass
 class Flow:
-    """Hidden states and extras of one pack, between two layers."""
+    """Hidden states, and other tensors that later layers need (extras, by name), of one pack between two layers."""
 
     hidden: Tensor | None
     """[rows here, 1, width]; None: in front of the first layer."""
@@ -35,7 +35,7 @@ class Carrier:
     """Extras of the pack's chain, with their shapes on one tensor-parallel rank."""
 
     def at(self, tokens: Mapping[Modality, int]) -> "Carrier":
-        """Return the carrier of a pack with so many tokens of each modality."""
+        """Return the carrier with the shapes that extras have in a pack of so many tokens of each modality."""
         return Carrier(tuple(one.at(tokens) for one in self.extras))
 
     def rows(self, layer: int, rows: int, width: int) -> int:
@@ -46,7 +46,7 @@ class Carrier:
     def through(self, layer: int, flow: Flow, step: Callable[..., Any]) -> Flow:
         """Return the flow after a layer; `step` runs its module on hidden states and the extras that it reads.
 
-        Extras `added` are added to its output; a module's only output is its extras too.
+        Extras that are `added` are added to its output; a module that returns one tensor gives it as its extras too.
         """
         taken = [(one, flow.extras[one.name]) for one in self.extras if layer in one.takers]
         made = [one for one in self.extras if one.giver == layer]
@@ -59,7 +59,7 @@ class Carrier:
         return Flow(hidden, passing | {one.name: tensor for one, tensor in zip(made, given, strict=True)})
 
     def joined(self, layer: int, flow: Flow) -> Tensor:
-        """Concatenate the flow before a layer to one tensor."""
+        """Concatenate the hidden states and extras that enter a layer to one tensor."""
         assert flow.hidden is not None
         if not (found := self._entering(layer)):
             return flow.hidden

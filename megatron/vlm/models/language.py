@@ -149,10 +149,9 @@ class LanguageLayer(TransformerLayer):
 
 
 def language_layer_config(config: TransformerConfig, described: Layer) -> TransformerConfig:
-    """Return the configuration of one layer.
+    """Return core's configuration of one language layer: the model's `config`, with what the layer has of its own.
 
     `qk_layernorm` is set here only: set for the whole model, core would sum the gradients of all QK-norms over ranks.
-
     Without dropout a residual connection is one addition: a compiled function would save no kernel, and take the host
     four times as long.
     """

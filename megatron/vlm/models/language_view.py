@@ -87,7 +87,7 @@ class LanguageViewer(torch.nn.Module):
         return Runs.of(batch, self.dtype, plain.exchange)
 
     def _words(self, batch: Microbatch) -> Tensor:
-        """Return the pack's token ids, with an id whose row is not trained at image tokens."""
+        """Return the pack's token ids; image tokens have the id whose row in layers' tables is not trained."""
         assert self.inputs is not None
         assert batch.input_ids is not None
         positions = Images.of(batch).positions

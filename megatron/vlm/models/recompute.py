@@ -30,7 +30,7 @@ def run_recomputed(function: Function, *inputs: Any) -> Tensor:
 
 
 def keep_where_from(linear: torch.nn.Module) -> None:
-    """Let a linear layer not keep an input that `run_recomputed` returned, but recompute it in its backward pass."""
+    """Make a linear layer not keep an input that `run_recomputed` returned: its backward recomputes it."""
     multiply = linear.forward
 
     def forward(entering: Tensor, *others: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ def recompute_cheap(layer: Any) -> None:
 
 
 class _Recomputed(torch.autograd.Function):
-    """A call without a graph; its node, the output's `grad_fn`, calls the function again with one when asked."""
+    """A function's call without autograd's graph; its node in the outer graph calls the function again, with one."""
 
     _backward_cls: type
 
@@ -91,7 +91,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def _outcome(node: Any) -> tuple[list[Tensor], Tensor]:
-    """Return the inputs detached from the graph, and the function's output; computed when first asked for."""
+    """Return a recomputed call's inputs, detached, and its output; computed when first asked for."""
     if node.outcome is None:
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in node.saved_tensors]
         inputs = list(node.others)

@@ -41,7 +41,7 @@ def by_transformer_engine(config: TransformerConfig) -> bool:
 
 
 def layer_submodules(config: TransformerConfig, recompute: bool) -> TransformerLayerSubmodules:
-    """Return a layer with norms before attention and perceptron; the caller sets the attention and what else differs.
+    """Return the modules of core's layer, with norms before attention and perceptron; the caller sets the rest.
 
     `recompute`: norms outside of projections, and our perceptron, with both implementations.
     """

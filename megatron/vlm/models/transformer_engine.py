@@ -46,7 +46,7 @@ def delays(module: torch.nn.Module) -> bool:
 
 
 def when_put_off(layer: Any, tell: Callable[[Any, Sequence[Tensor]], None]) -> None:
-    """Call `tell(layer, tensors held)` whenever a backward pass has delayed the layer's weight gradients."""
+    """Have a layer call `tell(layer, tensors held)` whenever its backward has delayed weight gradients."""
     store = layer.wgrad_store
     put = store.put
 
@@ -58,7 +58,7 @@ def when_put_off(layer: Any, tell: Callable[[Any, Sequence[Tensor]], None]) -> N
 
 
 def mark_delayed(module: torch.nn.Module) -> None:
-    """Let the data-parallel hooks of layers that delay wait for `backward_dw`.
+    """Mark biases whose gradients layers delay, so that data-parallel hooks wait for `backward_dw`.
 
     Transformer Engine marks their weights so; core makes new biases where it initialises on the host. A bias that core
     adds behind the layer gets its gradient in the backward pass, without delay.
@@ -91,7 +91,7 @@ def compute_late(layer: Any) -> None:
 
 @cache
 def _thd_kernel(heads: int, groups: int, width: int, scale: float | None) -> Callable[..., Tensor]:
-    """Make the kernel, one for all layers and outside of the model: it has no weights."""
+    """Make the attention for packs, one for all layers of these sizes and outside of the model: it has no weights."""
     from transformer_engine.pytorch import DotProductAttention
 
     kernel: Callable[..., Tensor] = DotProductAttention(

@@ -33,7 +33,7 @@ class SquarePooler(MegatronModule):
         self.linear = whole_matrix(self.config, self.width, language.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """Map this rank's rows to image tokens [tokens, 1, LLM width]. Means are rounded first, then scaled in fp32."""
+        """Map this rank's rows of ViT output to image tokens [tokens, 1, LLM width]; means are scaled in fp32."""
         rows = join_rows(hidden, Images.of(batch).amount, self.shared)
         standard = (self.shift, self.scale) if self.standardized else ()
         means = _means_of_squares(rows.view(-1, self.square, 1, self.width), *standard)

@@ -45,7 +45,7 @@ class GatedMerger(MegatronModule):
         )
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows of ViT output to the image tokens of the pack, [tokens, 1, LLM width], on every rank."""
         patches = self.vision_norm(join_rows(hidden, Images.of(batch).amount, self.shared))
         merged, _ = self.merge(patches.view(-1, 1, self.width))
         normed = self.norm(self.linear(merged)[0])

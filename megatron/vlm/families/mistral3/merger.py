@@ -32,7 +32,7 @@ class MatrixMerger(MegatronModule):
         self.linear_fc2 = RowParallelLinear(out, out, input_is_parallel=True, skip_bias_add=False, **linear)
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows of ViT output to the image tokens of the pack, [tokens, 1, LLM width], on every rank."""
         patches = self.norm(join_rows(hidden, Images.of(batch).amount, self.shared))
         merged, _ = self.merge(patches.view(-1, 1, self.width))
         inner, _ = self.linear_fc1(merged)

@@ -22,7 +22,7 @@ class TwoNorms(SquareMerger):
         self.norm = build_norm(self.config, vision.hidden_size)  # with PyTorch's epsilon, whatever config.json says
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows of ViT output to the image tokens of the pack, [tokens, 1, LLM width], on every rank."""
         patches = self.vision_norm(join_rows(hidden, Images.of(batch).amount, self.shared))
         inner, _ = self.linear_fc1(self.norm(patches).view(-1, 1, self.width))
         out: Tensor = self.linear_fc2(gelu(inner))[0]

@@ -38,7 +38,7 @@ class SquareMerger(MegatronModule):
         )
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows of ViT output to the image tokens of the pack, [tokens, 1, LLM width], on every rank."""
         rows = join_rows(hidden, Images.of(batch).amount, self.shared)
         normed = self.norm(rows.view(-1, 1, self.normed))
         inner, _ = self.linear_fc1(normed.view(-1, 1, self.width))
@@ -56,8 +56,8 @@ class PatchMerger(SquareMerger):
             self.add_module(f"feature_{number}", SquareMerger(vision, language, architecture, feature=True))
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View, *features: Tensor) -> Any:
-        """Map this rank's rows, and those behind the layers that give features, each to image tokens [tokens, 1, LLM
-        width]."""
+        """Map this rank's rows of ViT output, and of every layer that gives a feature, to image tokens [tokens, 1, LLM
+        width] each."""
         out = super().forward(hidden, batch, view)
         merged = [self.get_submodule(f"feature_{n}")(one, batch, view) for n, one in enumerate(features)]
         return (out, *merged) if merged else out

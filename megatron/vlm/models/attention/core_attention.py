@@ -68,7 +68,7 @@ class IsolatedAttention(MegatronModule):
         packed_seq_params: Segments | None = None,
         **_: Any,
     ) -> Tensor:
-        """Map query [T, 1, heads, d], key, value [T, 1, groups, d] to [T, 1, heads * d]; a rotation comes first."""
+        """Map query [T, 1, heads, d], key, value [T, 1, groups, d] to [T, 1, heads * d]; rotates first if told to."""
         assert packed_seq_params is not None
         if packed_seq_params.rotation is not None:
             query, key = turned(query, key, *packed_seq_params.rotation)
@@ -169,7 +169,7 @@ def _capped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, cap: float,
     drop: float,
 ) -> Tensor:  # fmt: skip
-    """Compute attention with capped scores, which torch's kernels have not: [b, heads, s, d] of each and out."""
+    """Compute attention with capped scores, which no kernel of torch's has; all tensors are [b, heads, s, d]."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = cap * torch.tanh((query @ key.transpose(-2, -1)).float() * (scale / cap))
     if mask is not None:
@@ -195,7 +195,7 @@ def _flash_attention_4(query: Tensor, key: Tensor, value: Tensor, segments: Segm
 def _packed(
     function: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None
 ) -> Tensor:
-    """Call one of flash-attn's functions, with the arguments of `platform.PACKED` by name."""
+    """Call one of flash-attn's functions on a pack; arguments but query, key and value by name."""
     out = function(
         query,
         key,
@@ -252,9 +252,9 @@ WIDEST = 128
 
 
 def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
-    """Name the kernel for packs on this machine and precision: one of `KERNELS`, or "sample_by_sample".
+    """Return the name of the kernel for packs on this machine and precision: one of `KERNELS`, or "sample_by_sample".
 
-    `sees_images`: for many short segments.
+    `sees_images`: segments are many and short, images or windows of them.
     """
     half, width = config.params_dtype in (torch.bfloat16, torch.float16), config.kv_channels
     if not half or config.attention_dropout:

@@ -28,7 +28,7 @@ def zero_padding(weight: Tensor, dim: int, true_size: int, group: ProcessGroup) 
 
 
 def loads_without_padding(state: ShardedStateDict) -> ShardedStateDict:
-    """Let entries be read from a checkpoint of another group size: what is missing becomes zero, surplus is dropped."""
+    """Let checkpoint entries load from another tensor-parallel size: what lacks becomes zero, surplus is dropped."""
     for entry in state.values():
         if isinstance(entry, ShardedTensor):
             entry.allow_shape_mismatch = True
@@ -83,7 +83,7 @@ class AttentionOutput(Padded):
 
 @cache
 def mixed(mixin: type, projection: type) -> type:
-    """Return the subclass of `projection` with the mixin in front; the same one each time."""
+    """Return the subclass of `projection` that has the methods of `mixin` first; the same class for the same two."""
     return type(mixin.__name__, (mixin, projection), {})
 
 

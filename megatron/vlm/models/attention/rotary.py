@@ -31,7 +31,7 @@ class Rotary(torch.nn.Module):
         self.frequencies = rotary_frequencies(rope, width)
 
     def forward(self, batch: Microbatch, dtype: torch.dtype) -> Rotation:
-        """Return the rotation of query and key in `dtype`. Raises UserError if a sample is too long for the model."""
+        """Return the rotation of a pack's query and key, in `dtype`. Raises UserError if a sample is too long."""
         scaling = self.rope.scaling
         found = rotation(self.angles(batch), dtype, scaling.attention_factor if scaling else 1.0)
         if scaling is None or not scaling.query_beta:

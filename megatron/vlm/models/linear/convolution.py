@@ -16,7 +16,7 @@ def by_shifts(rows: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
 
 
 def by_kernel(rows: Tensor, weight: Tensor, boundaries: Tensor, indices: Tensor) -> Tensor:
-    """Compute `by_shifts` by flash-linear-attention; `boundaries` int32 [samples + 1], `delta_rule.chunk_indices`."""
+    """Compute `by_shifts` by flash-linear-attention; `boundaries` int32 [samples + 1], `indices` of `chunk_indices`."""
     from fla.modules.causal_conv1d import causal_conv1d
 
     out, _ = causal_conv1d(

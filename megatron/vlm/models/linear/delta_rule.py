@@ -69,7 +69,7 @@ class Chunks:
 
 
 def in_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, chunks: Chunks) -> Tensor:
-    """Compute the rule in fp32: query and key [T, heads, key width], value [T, heads, value width], `decay` d and
+    """Compute the gated delta rule in fp32: query, key [T, heads, key width], value [T, heads, value width], `decay` d,
     `rate` r [T, heads] -> [T, heads, value width] in the values' precision."""
     q, k = (_unit(chunks.cut(one)) for one in (query, key))
     v, d, r = chunks.cut(value), chunks.cut(decay).cumsum(-1), chunks.cut(rate)[..., None]

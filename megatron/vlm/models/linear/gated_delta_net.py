@@ -53,7 +53,7 @@ class Runs:
 
     @classmethod
     def of(cls, batch: Microbatch, dtype: torch.dtype, exchange: HeadExchange | None = None) -> "Runs":
-        """Return the runs of a pack, for layers of this precision."""
+        """Find where a pack's samples are, for layers of this precision; `exchange`: of samples that ranks share."""
         if exchange is None or batch.shard is None:
             return cls._of_segments(batch.segments, batch.positions, dtype)
         own = segments_of(batch.lengths[batch.shard.split_segments :])
@@ -74,7 +74,7 @@ def by_kernels(dtype: torch.dtype) -> bool:
 
 
 class GatedDeltaNet(MegatronModule):
-    """The layer: this rank's rows [s, 1, width] -> [s, 1, width]. `into`, `out_of`: classes of its two projections."""
+    """Linear attention: this rank's rows [s, 1, width] -> [s, 1, width]. `into`, `out_of`: its projections' classes."""
 
     def __init__(
         self,

@@ -48,5 +48,5 @@ class ExpertsBeside(Experts):
 
 
 def beside_builder(projections: MLPSubmodules, width: int) -> partial[ExpertsBeside]:
-    """Return what builds both instead of a layer's perceptron; their norms are inside."""
+    """Return what builds experts, and a perceptron of this `width`, in place of a layer's perceptron and its norm."""
     return partial(ExpertsBeside, projections=projections, width=width)

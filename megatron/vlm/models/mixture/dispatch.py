@@ -22,7 +22,7 @@ from megatron.vlm import platform
 
 @dataclass(frozen=True)
 class Order:
-    """The row that each copy is of, and the copies of each row."""
+    """Which row each copy is of (a row has a copy for each expert chosen for it), and where each row's copies are."""
 
     row: Tensor
     """[copies], index of the row that each copy is of."""
@@ -58,7 +58,7 @@ class Travel:
     """An all-to-all of copies, sorted by expert, to the expert-parallel ranks that have their experts, and back."""
 
     def __init__(self, counts: Tensor, group: torch.distributed.ProcessGroup) -> None:
-        """Exchange the counts. `counts` [experts of all ranks]: copies that this rank sends to each."""
+        """Exchange how many copies go to each expert; `counts` [experts of all ranks]: from this rank. Collective."""
         sent = counts.view(group.size(), -1)
         self.group, self.received = group, torch.empty_like(sent)
         torch.distributed.all_to_all_single(self.received, sent, group=group)

@@ -37,7 +37,7 @@ def multiply(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def weight_gradient(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
-    """Compute the gradient of the weight [groups, out, in] from rows [n, in] and the output's gradient [n, out]."""
+    """Compute the weight's gradient [groups, out, in] from rows [n, in] and the output's [n, out]; zero if no rows."""
     found = grouped_mm(grad.t(), rows, offs=ends)
     if platform.empty_groups_are_left_out():
         found.masked_fill_((ends.diff(prepend=ends.new_zeros(1)) == 0)[:, None, None], 0)

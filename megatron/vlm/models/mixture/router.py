@@ -42,7 +42,7 @@ class Balance:
 
     @classmethod
     def of(cls, batch: Microbatch) -> "Balance | None":
-        """Return the balance of a pack; None where its samples have no weights."""
+        """Return tokens' samples and samples' weights in the balance loss; None where a pack has no such weights."""
         if batch.sample_weights is None:
             return None
         pack = batch.full_pack

@@ -38,7 +38,7 @@ class Clip(torch.nn.Module):
         """Whether input ranges of the fused matrices differ; None: not known yet."""
 
     def entering(self, rows: Tensor) -> Tensor:
-        """Clamp an input [rows, 1, width] -> [rows, 1, width]; if their ranges differ, [rows, fused, width]."""
+        """Clamp [rows, 1, width] -> the same; where fused matrices differ in input ranges -> [rows, fused, width]."""
         if self.are_apart is None:  # the host waits once
             self.are_apart = bool((self.ranges[:, :2] != self.ranges[0, :2]).any())
         return _clamp_in(rows, self.ranges if self.are_apart else self.ranges[:1])
@@ -71,7 +71,7 @@ def clip(layer: Any, width: int, head: int) -> None:
 
 
 def _then(module: Any, clamp: Callable[[Tensor], Tensor]) -> None:
-    """Clamp a module's output from now on."""
+    """Make a module clamp its output from now on."""
     forward = module.forward
     module.forward = lambda *arguments, **options: clamp(forward(*arguments, **options))
 

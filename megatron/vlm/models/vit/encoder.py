@@ -40,8 +40,8 @@ class VisionLayers(EncoderLayers):
         return known["pooled" if model.pools else model.merger](config, language, model)
 
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Images:
-        """Make images at the beginning, with as many of their tokens as fit. At native resolution units are patches, in
-        nearly square images of up to `IMAGE_PATCHES`."""
+        """Make random images of `units` tiles, or at native resolution patches in nearly square images. Their tokens
+        are at the start of samples of these lengths, as many as fit."""
         grids: tuple[Grid, ...] = ()
         if model.vision.native:
             grids, starts = _images(model.vision.native, units, lengths)
@@ -70,7 +70,7 @@ def _fits(start: int, tokens: int, edges: Sequence[int]) -> bool:
 
 
 def _images(native: NativeResolution, patches: int, lengths: Sequence[int]) -> tuple[tuple[Grid, ...], tuple[int, ...]]:
-    """Return (grids, first token of each image); the pack's end for the first that crosses samples, and all after."""
+    """Return (grids, first token of each image); the pack's end from the first image on that would cross samples."""
     merge, grids, starts, left, begin, edges = native.merge, [], [], patches, 0, [*accumulate(lengths, initial=0)]
     while left >= merge**2:
         most = min(left, IMAGE_PATCHES)

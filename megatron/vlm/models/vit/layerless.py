@@ -49,7 +49,7 @@ class NormedMatrix(MegatronModule):
         self.linear = whole_matrix(self.config, vision.hidden_size, language.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """Map this rank's rows to image tokens [tokens, 1, LLM width]."""
+        """Map this rank's rows to image tokens [tokens, 1, LLM width], on every rank."""
         rows = join_rows(hidden, Images.of(batch).amount, self.shared)
         out: Tensor = self.linear(normalised_heads(rows, self.shared.layernorm_epsilon))[0]
         return out

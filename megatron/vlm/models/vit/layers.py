@@ -52,18 +52,18 @@ def whole_matrix(
 
 
 def shared_rows(rows: int, config: TransformerConfig) -> int:
-    """Return the rows on each tensor-parallel rank, of `rows` and padding."""
+    """Return the number of rows on each tensor-parallel rank where `rows` are shared, padding included."""
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
     return -(-rows // ranks)
 
 
 def missing_rows(rows: int, config: TransformerConfig) -> int:
-    """Return the padding rows behind `rows`, over all tensor-parallel ranks."""
+    """Return the number of padding rows behind `rows`, which make the tensor-parallel size divide them."""
     return -rows % (config.tensor_model_parallel_size if config.sequence_parallel else 1)
 
 
 def share_rows(rows: Tensor, config: TransformerConfig) -> Tensor:
-    """Pad and scatter rows: [rows, 1, width] -> this rank's share of them."""
+    """Pad and scatter [rows, 1, width] -> this rank's share; without sequence parallelism return them as they are."""
     if not config.sequence_parallel:
         return rows
     filled = pad(rows, (0, 0, 0, 0, 0, missing_rows(len(rows), config)))
@@ -71,7 +71,7 @@ def share_rows(rows: Tensor, config: TransformerConfig) -> Tensor:
 
 
 def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:
-    """Gather the rows that `share_rows` scattered, for modules that all ranks run on the same input."""
+    """Gather the `rows` that `share_rows` scattered, without padding, for modules that all ranks run on all rows."""
     if not config.sequence_parallel:
         return shared
     joined: Tensor = tensor_parallel.gather_from_sequence_parallel_region(shared, tensor_parallel_output_grad=False)
@@ -153,7 +153,7 @@ _scale_add_fused = jit_fuser(_scale_add)
 
 
 class VisionAttention(SelfAttention):
-    """Core's attention; norms of query and key over all heads share one reduction over the group."""
+    """Core's attention; a query's and a key's norm over all heads share one reduction over tensor-parallel ranks."""
 
     norms_values = False
     """Whether values have a norm without a weight."""

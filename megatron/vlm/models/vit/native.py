@@ -51,7 +51,7 @@ class RowLayout:
 
 @lru_cache(maxsize=64)
 def row_layout(grids: tuple[Grid, ...], merge: int, window: int | None) -> RowLayout:
-    """Order the rows of images of (steps, rows, columns) patches; a window is `window` squares a side."""
+    """Order patches of images (steps, rows, columns): by windows of `window` squares, squares of `merge` patches."""
     nothing = np.zeros((0, 2), np.int64)
     orders, cells, sizes, frames, windows, first = [nothing[:, 0]], [nothing], [nothing], [], [], 0
     for count, rows, columns in grids:
