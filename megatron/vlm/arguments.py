@@ -52,7 +52,7 @@ class TrainingInputs:
 
 
 def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
-    """Add the flags that Megatron does not have."""
+    """Add the trainer's own flags to Megatron's parser; return the parser."""
     group = parser.add_argument_group("vision-language model")
     add = group.add_argument
     add(
@@ -84,7 +84,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
 
 
 def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) -> TrainingInputs:
-    """Parse and validate the command line, or `argv` without a program's name; without packs nothing is evaluated.
+    """Parse and validate the command line, or `argv`; `is_packed`: read the held-out packs, to set flags of evaluation.
 
     Raises UserError with a line each for all flags that are unknown, refused (docs/flags.md) or at odds with the preset
     or the plan, an unknown preset, a plan made for another model or parallel size; else for what Megatron itself
@@ -124,7 +124,7 @@ def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) ->
 
 
 def _or_refused(refused: list[str], make: Callable[[], Made]) -> Made | None:
-    """Return what is made; None where that raises UserError, whose lines join the others."""
+    """Return what `make` returns; None if it raises UserError, whose lines are added to `refused`."""
     try:
         return make()
     except UserError as error:
@@ -133,7 +133,7 @@ def _or_refused(refused: list[str], make: Callable[[], Made]) -> Made | None:
 
 
 def _model(known: Namespace) -> Architecture:
-    """Return the model. Raises UserError for one that there is not, or of which the flags leave nothing to train."""
+    """Return the model of --model. Raises UserError if there is none, or if the flags leave nothing in it to train."""
     if set(known.freeze) == set(PARTS):
         raise UserError(f"--freeze {' '.join(known.freeze)} leaves nothing to train; leave one part out")
     architecture = preset(known.preset)
@@ -142,7 +142,7 @@ def _model(known: Namespace) -> Architecture:
 
 
 def _plan(known: Namespace, architecture: Architecture) -> Plan:
-    """Return the plan. Raises UserError for one that there is not, or that is at odds with model, ranks or machine."""
+    """Return the given plan, else that of one stage. Raises UserError if it does not suit model, ranks or machine."""
     check_expert_ranks(architecture, known.expert_model_parallel_size)
     plan = _load_plan(known, architecture)
     _check_split_backward(plan)
@@ -150,9 +150,9 @@ def _plan(known: Namespace, architecture: Architecture) -> Plan:
 
 
 def _parsed(parser: Parser, given: Namespace, refused: Sequence[str]) -> tuple[Namespace, str]:
-    """Return Megatron's arguments, validated, and what it printed meanwhile.
+    """Return all arguments, validated by Megatron, and what it printed meanwhile.
 
-    Raises UserError with all that is refused already and what flags lack, or with what Megatron refuses.
+    Raises UserError with the lines of `refused` and those of flags that lack others, or with what Megatron refuses.
     """
     core_patches.install()
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
@@ -162,9 +162,9 @@ def _parsed(parser: Parser, given: Namespace, refused: Sequence[str]) -> tuple[N
 
 
 def _flight_recorder(given: Namespace) -> dict[str, str]:
-    """Have NCCL write down, next to the metrics, what each rank had under way when a message took too long.
+    """Return a default with which NCCL writes, next to the metrics, what each rank had under way at a timeout.
 
-    Megatron passes it on to torch, and leaves what the user's environment says.
+    Megatron passes it on to torch, and leaves what the user's environment says. {} without GPUs or metrics.
     """
     if not platform.HAS_CUDA or "metrics_file" not in given:
         return {}
@@ -172,7 +172,7 @@ def _flight_recorder(given: Namespace) -> dict[str, str]:
 
 
 def _missing(given: Namespace, parser: Parser) -> list[str]:
-    """Return a line for each flag that every run needs; meanwhile others are judged as if it were there."""
+    """Return a line for each flag that every run needs and lacks; set a default for it, to judge the others."""
     wanted = {
         "preset": (None, "--model is missing; give a preset, or a folder with Hugging Face's config.json"),
         "lr": (math.inf, "--lr is missing; give the learning rate"),
@@ -184,7 +184,7 @@ def _missing(given: Namespace, parser: Parser) -> list[str]:
 
 
 def _check_split_backward(plan: Plan) -> None:
-    """Refuse to put weight gradients off where Transformer Engine has no hooks for what reduces them later."""
+    """Raise UserError if the plan delays weight gradients and Transformer Engine is too old to reduce them then."""
     if platform.HAS_TRANSFORMER_ENGINE and splits_backward(plan.schedule) and not is_te_min_version(SPLITS_SINCE):
         raise UserError(
             f"schedule {plan.schedule} computes weight gradients apart, which Transformer Engine {get_te_version()} "
@@ -193,7 +193,7 @@ def _check_split_backward(plan: Plan) -> None:
 
 
 def _check_fp8(args: Namespace, architecture: Architecture) -> None:
-    """Refuse FP8 that would reach no layer, or whose scales would be wrong, or that was not tried."""
+    """Raise UserError for --fp8-format where a layer or this machine cannot take it, or scales would be wrong."""
     if not args.fp8:
         return
     if any(layer.linear for layer in architecture.language.each_layer):
@@ -211,7 +211,7 @@ def _check_fp8(args: Namespace, architecture: Architecture) -> None:
 
 
 def _check_experts(args: Namespace) -> None:
-    """Refuse ways to run experts in which they would compute something else, or which would not reach them."""
+    """Raise UserError for flags by which experts would be computed or loaded wrongly, or that do nothing to them."""
     if args.num_experts is None:
         if args.moe_aux_loss_coeff:
             raise UserError(f"--moe-aux-loss-coeff {args.moe_aux_loss_coeff}: --model has no experts; leave it out")

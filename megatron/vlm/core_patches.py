@@ -11,7 +11,7 @@ from megatron.vlm import optional, platform
 
 
 def install() -> None:
-    """Install all fixes, once a process."""
+    """Install all fixes of this module in megatron-core; each has its effect once a process."""
     patch_start()
     patch_weight_gradients()
     patch_adam()
@@ -68,7 +68,7 @@ def patch_weight_gradients() -> None:
 
 
 def added_already(weight: Any) -> torch.Tensor:
-    """Mark a weight whose gradient is in `main_grad`; what autograd is given instead, read by nobody or zero."""
+    """Mark a weight whose gradient is in `main_grad`; return a stand-in for autograd, read by nobody or zero."""
     weight.grad_added_to_main_grad = True
     return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
 

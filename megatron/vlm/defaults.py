@@ -34,7 +34,7 @@ FIXED: dict[str, Any] = {
 
 
 def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -> dict[str, Any]:
-    """Return Megatron's flags that follow from the model, the plan and how the ranks are used."""
+    """Return Megatron's flags, {attribute: value}, that follow from model, plan and parallel sizes (`known`)."""
     language = architecture.language
     attention = next(iter(language.attentions), Attention(1, 1, language.hidden_size))  # layers have their own
     ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
@@ -62,7 +62,7 @@ def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) ->
 
 
 def expert_defaults(language: LanguageArchitecture) -> dict[str, Any]:
-    """Return Megatron's flags of a mixture of experts; {} for a model without."""
+    """Return Megatron's flags of a mixture of experts, {attribute: value}; {} for a model without."""
     experts = language.experts
     if experts is None:
         return {}

@@ -42,7 +42,7 @@ class UnfinishedError(Exception):
 
 
 def run_rank(main: Callable[[], None]) -> None:
-    """Run one rank's `main`; if it does not return, end the process as in the table."""
+    """Run one rank's `main`; if it raises or a signal comes, say why and exit (UserError 2, signal 128 + number)."""
     # Else Python's resource tracker warns about semaphores of a stopped rank's data workers, which it frees.
     os.environ["PYTHONWARNINGS"] = ",".join([os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]).strip(
         ","
@@ -115,7 +115,7 @@ def _print_once(*lines: str) -> None:
 
 
 def _is_first_rank_to_print() -> bool:
-    """Say whether no other rank of this job has printed its last line; True if torchrun's store cannot be asked."""
+    """Say whether this rank is the job's first to ask, and so prints; True if torchrun's store cannot be asked."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
     with suppress(RuntimeError, ValueError):  # torchrun itself has gone

@@ -38,7 +38,7 @@ class HeldOutPass:
         return len(self._distributed())
 
     def of_rank(self, rank: int) -> Iterator[int]:
-        """Return the packs of a data-parallel rank, without end: every evaluation starts at the first."""
+        """Iterate over a data-parallel rank's pack numbers, pass after pass without end."""
         return cycle(self._distributed()[:, rank].ravel().tolist())
 
     def _distributed(self) -> NDArray[np.int64]:

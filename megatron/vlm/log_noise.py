@@ -24,13 +24,13 @@ WORDY = (
 
 
 def silence_optional_packages() -> None:
-    """Hide the `OPTIONAL` warnings; to be called before `megatron.core` is imported."""
+    """Hide warnings about packages that are optional here; called before `megatron.core` is imported."""
     for message in OPTIONAL:
         warnings.filterwarnings("ignore", message)
 
 
 def quieten_start_up() -> None:
-    """Set the `WORDY` loggers to warnings; `--logging-level` undoes it."""
+    """Set loggers that name every weight and file to warnings; `--logging-level` undoes it."""
     for name in WORDY:
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -13,7 +13,7 @@ square-root averaging (arXiv 2412.05271, section 3.3); sample: equal samples."""
 
 
 def weigh_samples(reduction: str, batch: Microbatch) -> Microbatch:
-    """Add `sample_weights` to a microbatch: each sample's total loss weight, by which routers are balanced."""
+    """Add `sample_weights`, each sample's total loss weight, to balance routers; without `targets` change nothing."""
     if batch.targets is None:
         return batch
     each = batch.targets.clamp(min=1).pow(-REDUCTIONS[reduction])
@@ -21,7 +21,7 @@ def weigh_samples(reduction: str, batch: Microbatch) -> Microbatch:
 
 
 def token_loss(reduction: str, batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return (weighted sum of the losses, sum of the weights, record), as from `weighted_loss`; losses [T] fp32.
+    """Return (weighted sum, sum of weights, record) of losses [T] fp32; `reduction`: "token", "square" or "sample".
 
     Megatron sums both over the global batch and divides once, so the mean does not depend on packing, microbatches or
     layout.

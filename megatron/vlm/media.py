@@ -19,14 +19,14 @@ Holder = TypeVar("Holder", bound=Any)
 
 
 def with_tensors(holder: Holder, change: Callable[[Tensor], Tensor | None]) -> Holder:
-    """Return a dataclass with each of its tensors changed."""
+    """Return a copy of a dataclass with `change` applied to each field that holds a tensor."""
     found = {one.name: getattr(holder, one.name) for one in fields(holder)}
     changed = {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
     return replace(holder, **changed) if changed else holder
 
 
 def together(size: int) -> Pieces:
-    """Return the pieces of inputs of so many tiles (or another size) that one rank encodes together."""
+    """Return `Media.pieces` where one rank encodes all `size` tiles, patches or frames, as one input; () for 0."""
     return ((size,),) if size else ()
 
 
@@ -35,7 +35,7 @@ class Media:
     """Inputs of one encoder, such as mel frames of sounds. A stage gets only the tensors that its layers need."""
 
     pieces: Pieces = ()
-    """Units of the entire pack; of the shard of a wide pack those here."""
+    """Size of each input, by piece (what one rank encodes whole): of the pack, or of this rank's shard."""
     encodes: tuple[bool, ...] = ()
     """Whether this rank encodes each piece; (): it encodes all."""
     values: Tensor | None = None
@@ -50,7 +50,7 @@ class Media:
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
-        """The size of each input that this rank encodes."""
+        """Size of each input that this rank encodes, in tiles, patches or frames."""
         return tuple(chain.from_iterable(self.kept))
 
     @cached_property
@@ -102,7 +102,7 @@ class Images(Media):
 
     @classmethod
     def of(cls, pack: "HasMedia") -> "Images":
-        """Return the images of a pack."""
+        """Return the images and videos of a pack; `NO_IMAGES` if it has none."""
         found = pack.media.get(VISION.size, NO_IMAGES)
         assert isinstance(found, cls)
         return found

@@ -186,7 +186,7 @@ class Microbatch:
         return self.with_tensors(Tensor.pin_memory)
 
     def with_tensors(self, change: Callable[[Tensor], Tensor | None]) -> "Microbatch":
-        """Return it with each tensor changed but meta tensors, in whose place another rank broadcasts."""
+        """Return a copy with `change` applied to each tensor, but meta tensors, which another rank broadcasts."""
 
         def changed(tensor: Tensor) -> Tensor | None:
             return tensor if tensor.is_meta else change(tensor)
@@ -195,7 +195,7 @@ class Microbatch:
         return replace(with_tensors(self, changed), media=media)
 
     def media_of(self, size: Size) -> Media:
-        """Return what the encoder of a size reads; of one that the pack has nothing for, nothing."""
+        """Return the inputs whose amount is counted in `size` (tiles, frames, ...); empty if the pack has none."""
         return self.media.get(size, NO_MEDIA)
 
     @property
@@ -215,7 +215,7 @@ class Microbatch:
 
     @property
     def counted(self) -> int:
-        """Tokens that count in the loss; on a stage without labels, all useful ones."""
+        """Number of tokens that count in the loss; on a stage without labels, of all useful ones."""
         return self.useful_tokens if self.supervised is None else len(self.supervised)
 
     @cached_property
@@ -236,7 +236,7 @@ class Microbatch:
 
     @property
     def host_positions(self) -> Tensor:
-        """`positions` on the host."""
+        """[T] position of every token in its sample, on the host."""
         begins = self.shard.begins if self.shard else (0,) * len(self.lengths)
         pairs = zip(begins, self.lengths, strict=True)
         return torch.cat([torch.arange(begin, begin + length) for begin, length in pairs])

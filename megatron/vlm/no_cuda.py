@@ -29,7 +29,7 @@ NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "
 
 
 def send_cuda_to(device: torch.device) -> None:
-    """Have tensors that ask for CUDA made on another device, from here on.
+    """Have tensors that ask for CUDA made on, or moved to, another `device`, from here on.
 
     A function mode of torch's could do that too, but would be asked about every call: a fifth of a rank's time.
     """
@@ -94,7 +94,7 @@ def _returns(value: object) -> Callable[..., Any]:
 
 
 def stand_in() -> None:
-    """Replace what Megatron calls of `torch.cuda`; the functions are named after theirs."""
+    """Replace what Megatron calls of `torch.cuda` by functions that work on the CPU, named after theirs."""
     properties = types.SimpleNamespace(major=8, minor=0, name="cpu", total_memory=2**34, multi_processor_count=1)
     stand_ins: dict[str, Callable[..., Any]] = {
         "is_available": _returns(True),

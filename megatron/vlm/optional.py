@@ -14,7 +14,7 @@ UNUSABLE: dict[str, str] = {}
 
 
 def installed(module: str) -> bool:
-    """Return whether a module is there; whether it can be imported is another question."""
+    """Return whether a module can be found, without importing it: that may still fail."""
     try:
         return importlib.util.find_spec(module) is not None
     except ImportError:  # a package around it cannot be imported
@@ -22,10 +22,10 @@ def installed(module: str) -> bool:
 
 
 def usable(module: str, function: str, *parameters: str) -> bool:
-    """Return whether a module can be imported and has a function or class that takes these parameters by name.
+    """Check whether a module can be imported and has a function or class with these parameters (`UNUSABLE`: why not).
 
-    What cannot be imported is hidden from Megatron, which may not outlive the try. Functions of compiled modules do
-    not say what they take: being there is enough.
+    What cannot be imported is hidden from Megatron, which may not outlive the try. Functions of compiled modules do not
+    say what they take: being there is enough.
     """
     package = module.partition(".")[0]
     if not installed(package):

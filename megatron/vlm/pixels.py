@@ -23,6 +23,6 @@ def normalise(tiles: Tensor, statistics: PixelStatistics) -> Tensor:
 
 @cache
 def _on_device(statistics: PixelStatistics, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation, [3] each, cached."""
+    """Return mean and deviation, [3] each, on a device; copied there once."""
     mean, deviation = (torch.tensor(values) for values in statistics)
     return (mean, deviation) if device == mean.device else (to_device(mean), to_device(deviation))

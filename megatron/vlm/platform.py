@@ -109,7 +109,7 @@ def _own_number() -> int:
 
 
 def multiply_exactly() -> None:
-    """Let fp32 be multiplied as fp32, for who compares numbers; before anything is computed.
+    """Turn off TF32, so that numbers of fp32 can be compared; before anything is computed.
 
     torch's convolutions and Transformer Engine's products round to TF32 otherwise, to three digits.
     """
@@ -177,7 +177,7 @@ def unseen_gpu() -> str:
 
 
 def now() -> float:
-    """Return seconds of a clock, once the device has done what it was asked."""
+    """Wait until the device has done all that it was given; return seconds of a clock."""
     if HAS_CUDA:
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -233,9 +233,9 @@ def host_group(timeout: timedelta) -> torch.distributed.ProcessGroup | None:
 
 
 def beside_computing(purpose: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a block in which what is allocated and moved does not wait for what the device was given to compute.
+    """Return a context whose allocations and copies do not wait for what the device was given to compute.
 
-    What has one purpose ("receiving", "copying") happens in its order.
+    On a GPU each purpose ("receiving", "copying") has a stream of its own, in order.
     """
     return torch.cuda.stream(_stream(purpose)) if HAS_CUDA else contextlib.nullcontext()
 
@@ -246,13 +246,13 @@ def _stream(_: str) -> Any:
 
 
 def wait_for(purpose: str) -> None:
-    """Let the device compute what it is given from here on after what it does `beside_computing` for this purpose."""
+    """Let what the device is given from now on wait for all of a purpose that was given in `beside_computing`."""
     if HAS_CUDA:
         torch.cuda.current_stream().wait_stream(_stream(purpose))
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy to the device, for which the host does not wait: from memory that is not pinned it would."""
+    """Copy a tensor to this rank's device by pinned memory, so that the host does not wait."""
     return (tensor.pin_memory() if HAS_CUDA else tensor).to("cuda", non_blocking=True)
 
 
@@ -262,7 +262,7 @@ def once_on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def used_here(tensor: torch.Tensor) -> None:
-    """Keep the memory of a tensor made `beside_computing` until what computes with it is done."""
+    """Keep a tensor made in `beside_computing` in memory until what the current stream computes with it is done."""
     if HAS_CUDA:
         tensor.record_stream(torch.cuda.current_stream())
 
@@ -284,7 +284,7 @@ class Reading:
 
 
 def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Multiply matrices in half precision, in fp32; on a device without copies of them in fp32."""
+    """Multiply matrices of half precision to a product in fp32; on a GPU without fp32 copies of them."""
     if HAS_CUDA:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
@@ -292,7 +292,7 @@ def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Add a product of matrices to a matrix, which may be in fp32 where they are in half precision: in one kernel."""
+    """Add `left @ right` to `total`, which may be fp32 where they are half precision; in one kernel where possible."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif not HAS_CUDA:

@@ -116,7 +116,7 @@ class Trainer:
         return Stage(chain, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, pg_collection, owned)
 
     def datasets(self, _: Any, vp_stage: int | None = None) -> tuple[Packs, Packs | None, None]:
-        """Return (training microbatches of this rank from the checkpoint's position, held-out ones, None)."""
+        """Start the meter; return (this rank's training microbatches from the checkpoint on, held-out ones, None)."""
         args = self.args
         train = self._dataset(args.data, args.packs, vp_stage)
         microbatches = args.global_batch_size // args.data_parallel_size
@@ -151,7 +151,7 @@ class Trainer:
         )
 
     def forward_step(self, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-        """Run one microbatch through a stage."""
+        """Run a microbatch through a stage; return its output and the function that makes a loss of it."""
         batch, bad_samples = self.teams.join(next(data)), self.bad_samples[model.training]
         self.recorder.add_pack(batch)
         bad_samples.note(batch)
@@ -251,7 +251,7 @@ def main() -> None:
 
 
 def train(trainer: Trainer, exports: SaveExporter | None = None) -> None:
-    """Run Megatron's `pretrain` with a trainer; `exports` on the first rank."""
+    """Run Megatron's `pretrain`; `exports` on the first rank. Raises UnfinishedError if the run ends early."""
     args = trainer.args
     describe = partial(describe_run, args, trainer.architecture, trainer.plan)
     attempts = guard.install(describe, args.save_retain_interval, args.async_save, exports)
@@ -282,7 +282,7 @@ def train(trainer: Trainer, exports: SaveExporter | None = None) -> None:
 
 @contextmanager
 def _write_locks(args: Namespace) -> Iterator[None]:
-    """Lock the paths that the run writes to, on its first rank. Raises UserError if another run holds one."""
+    """Make a context in which the first rank locks what the run writes. Raises UserError if another run does."""
     locks = {
         f"--save {args.save}": args.save and Path(args.save) / ".saving.lock",
         f"--metrics-file {args.metrics_file}": args.metrics_file and lock_of(Path(args.metrics_file)),

@@ -49,7 +49,7 @@ NEEDS = (
 
 
 def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
-    """Return core's overrides for the parts with a configured learning rate or weight decay."""
+    """Return core's overrides that give a part of the model its own learning rate or weight decay, where set."""
     found = {}
     for part in PARTS_WITH_RATES:
         rate, decay = getattr(args, f"lr_{part}"), getattr(args, f"weight_decay_{part}")
@@ -69,7 +69,7 @@ OF_ENCODER = re.compile(rf"links\.(\w+)\.{VISION_NORM}\.")
 
 
 def _of_part(part: str) -> Callable[[Any, str], bool]:
-    """Return a predicate of core: whether a parameter, by its name, is of a part of the model."""
+    """Return a predicate (weight, name in the stage) for core: whether a weight is of this part of the model."""
     names = re.compile(rf"links\.({'|'.join(PARTS[part])})(_\d+)?\.")
 
     def is_of(_: Any, name: str) -> bool:

@@ -17,7 +17,7 @@ from omnibal_ext.launch.loopback import HOST, loopback_store, stay_on_this_machi
 
 @contextlib.contextmanager
 def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs]:
-    """Start Megatron for `preset` and `flags`. Its output is dropped, and logs go to stderr: stdout is the tool's.
+    """Make a context with Megatron initialised for `preset` and `flags`. Its output is dropped, logs go to stderr.
 
     At a normal exit Megatron's global state is destroyed, so that it can be initialised again. After an error there is
     no barrier: other ranks may wait for this one until torchrun ends them.
