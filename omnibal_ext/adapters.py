@@ -89,7 +89,7 @@ def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]
 
 
 def adapter_parameters(architecture: Architecture, adapters: Adapters, tensor: int = 1) -> dict[str, float]:
-    """Return the adapters' parameters in one layer of each kind, on one of `tensor` tensor-parallel ranks."""
+    """Return the number of adapter parameters in a layer, by cost key, on one of `tensor` tensor-parallel ranks."""
     return {
         kind: sum(matrix.numbers(adapters.rank, tensor) for matrix in matrices)
         for kind, matrices in adapted_matrices(architecture).items()
@@ -98,7 +98,7 @@ def adapter_parameters(architecture: Architecture, adapters: Adapters, tensor: i
 
 
 def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
-    """Raise UserError for parts that cannot have adapters, and for a rank above a matrix's rows or columns."""
+    """Raise UserError for a target part that cannot have adapters, or a rank above a matrix's rows or columns."""
     if not adapters.rank:
         return
     matrices = adapted_matrices(architecture)

@@ -42,7 +42,8 @@ GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 
 def layer_chain(layers: Mapping[Modality, int]) -> tuple[str, ...]:
-    """Return the chain of a model with so many layers of each modality that it has."""
+    """Return the kinds of all layers of a model; `layers`: how many lie between the ends, for each of its
+    modalities."""
     kinds = [(one.kinds, layers[one]) for one in IN_CHAIN if one in layers]
     return tuple(joined.from_iterable((first, *[layer] * count, last) for (first, layer, last), count in kinds))
 
@@ -95,7 +96,7 @@ def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[st
 
 
 def chain_kind(name: str) -> str:
-    """Return the kind of the layers with this cost key: "llm" for "llm.3", and for "llm_linear" of older profiles."""
+    """Return the kind of layer of a cost key: "llm" of "llm.3", and of "llm_linear" in older profiles."""
     return name if name in KINDS else re.split("[._]", name)[0]
 
 
@@ -116,5 +117,5 @@ def sizes_of(chain: Sequence[str]) -> tuple[Size, ...]:
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:
-    """Return readable names: "patch_embed", "vit.0", "vit.1", ..., "head"."""
+    """Return a readable name for each layer: "patch_embed", "vit.0", "vit.1", ..., "head"."""
     return tuple(f"{kind}.{number}" if kind in RECOMPUTABLE_KINDS else kind for kind, number in numbered(chain))

@@ -66,7 +66,7 @@ NUMBER = re.compile(r"|-|none|[-+]?[\d.,]*\d(e[-+]?\d+)?(%|x)?( [A-Za-z/]+)?( ±
 
 
 def _columns(piped: int) -> int:
-    """Return the columns of the terminal, or `piped` where none shows what is printed."""
+    """Return how many columns to print: the terminal's (or COLUMNS), or `piped` where stdout is no terminal."""
     return Console().width if sys.stdout.isatty() or "COLUMNS" in os.environ else piped
 
 
@@ -79,7 +79,7 @@ def _cell(value: object) -> Text:
 
 
 def say_wrapped(*lines: str) -> None:
-    """Print lines, escaped, broken between words where the terminal ends."""
+    """Print lines to stdout, escaped, and broken between words at the width of the terminal."""
     wrap = partial(textwrap.fill, width=_columns(piped=sys.maxsize), break_long_words=False, break_on_hyphens=False)
     say(*(line for text in lines for line in wrap(printable(text)).split("\n")))
 
@@ -91,10 +91,10 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 class RateColumn(ProgressColumn):
-    """Column of items a second."""
+    """Column of a progress bar that shows items a second."""
 
     def render(self, task: Task) -> Text:
-        """Return the rate so far."""
+        """Return the rate of the task so far as text."""
         return Text(f"{task.speed or 0:,.0f}/s")
 
 

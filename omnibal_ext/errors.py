@@ -24,8 +24,8 @@ class UserError(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """The messages, with non-printable characters escaped; of long ones both ends, of many those that fit into
-        `MOST_CHARACTERS` and the number of the others."""
+        """The messages, with non-printable characters escaped. Long ones lack their middle; of many there are those
+        that fit into `MOST_CHARACTERS`, and the number of the others."""
         shown, room = list[str](), MOST_CHARACTERS - _REST
         for number, message in enumerate(self.args):
             # A message may have grown around text of a file: its ends say what is wrong, and the remedy.
@@ -37,7 +37,7 @@ class UserError(Exception):
         return shown
 
     def __str__(self) -> str:
-        """Return the messages in one line."""
+        """Return the messages (`lines`) joined to one line."""
         return "; ".join(self.lines)
 
 
@@ -46,7 +46,7 @@ def _ends(line: str) -> str:
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this program to end."""
+    """Raised where a signal, `number`, asks this program to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -69,12 +69,12 @@ NOT_IN_EXTRAS = ("accelerate", "datasets", "deepspeed", "peft", "trl")
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs what an extra of setup.py names; no index has this project."""
+    """Return the pip command that installs an extra of setup.py from a clone: no package index has this project."""
     return f"pip install '.[{extra}]' in a clone of this project"
 
 
 def missing_package(module: str) -> str:
-    """Return the name of a missing module and how to install it; "" if it is installed, or no dependency of ours."""
+    """Return a missing module's package and how to install it, in words; "" if it is there, or is not one of ours."""
     root = module.partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if root in modules), "")
     module = "megatron.core" if root == "megatron" else root  # `megatron` is a namespace package
@@ -88,7 +88,7 @@ def missing_package(module: str) -> str:
 
 
 def from_os_error(error: OSError) -> UserError:
-    """Return a `UserError` for an error of the operating system about a file, such as a full disk."""
+    """Return a `UserError`, with a remedy, for an OSError about a file, such as a full disk."""
     remedy = "make room and start again" if error.errno in FULL else "choose another path, or fix what is there"
     where = f"{error.filename}: " if error.filename is not None else ""
     return UserError(f"{where}{error.strerror or error}; {remedy}")
@@ -107,7 +107,7 @@ def run_tool(main: Callable[[], None]) -> None:
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turn errors into messages and exit codes, as `run_tool` does; also for imports of optional packages."""
+    """Turn errors in the block into messages and exit codes, as `run_tool` does; also missing optional packages."""
     try:
         yield
     except ModuleNotFoundError as error:

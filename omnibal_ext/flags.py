@@ -31,7 +31,7 @@ class Interval:
 
     @property
     def ends(self) -> tuple[str, str, str, str]:
-        """Left bracket, least, most, right bracket, as they are written."""
+        """(left bracket, least, most, right bracket), each as it is written."""
         parts = INTERVAL.fullmatch(self.interval)
         assert parts, self.interval
         return parts[1], parts[2], parts[3], parts[4]
@@ -44,7 +44,7 @@ class Interval:
 
     @property
     def wanted(self) -> str:
-        """The interval in words."""
+        """The interval in words, for messages: "at least 0 and below 1"."""
         left, least, most, right = self.ends
         low = f"{'at least' if left == '[' else 'above'} {least}"
         high = f"{'at most' if right == ']' else 'below'} {most}"
@@ -53,7 +53,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Need:
-    """Flags (attribute names) with a condition, without which they would do nothing or break the run.
+    """Flags (attribute names) that would do nothing, or break the run, unless a condition holds.
 
     `needs` states the condition and the remedy for the message; `holds` tests the values of all flags, also defaults.
     """
@@ -101,7 +101,7 @@ class ToolParser(ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
     def add_forwarded(self, title: str, add: Callable[[ArgumentParser], None]) -> None:
-        """Take the flags that `add` adds to a parser, in a group of this title, and forward them."""
+        """Add the flags that `add` adds to a parser, under this title; `forwards_to`'s program gets them too."""
         declared, group = ArgumentParser(add_help=False), self.add_argument_group(title)
         add(declared)
         for action in declared._actions:
@@ -109,11 +109,11 @@ class ToolParser(ArgumentParser):
 
     @property
     def forwarded(self) -> set[str]:
-        """The flags that may also stand after --."""
+        """The flags that are passed to another program, and may also stand after --."""
         return {word for action in self._actions if isinstance(action, _Forwarded) for word in action.option_strings}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, and check the tables. Raises UserError, with a line for each fault."""
+        """Parse as argparse does, and check `numbers` and `needs`. Raises UserError, with a line for each fault."""
         words = [*sys.argv[1:]] if args is None else [*args]
         if self.forwards_to:
             end = words.index("--") if "--" in words else len(words)
@@ -130,7 +130,7 @@ class ToolParser(ArgumentParser):
         return found
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
-        """Name all unknown flags at once, before argparse complains of what their values might have been."""
+        """Raise UserError for all unknown flags at once, before argparse complains of what may be their values."""
         refusals = []
         options = [option for action in self._actions for option in action.option_strings]
         for word in words:
@@ -146,12 +146,12 @@ class ToolParser(ArgumentParser):
         refuse(refusals)
 
     def written(self, name: str) -> str:
-        """Return the flag of an attribute."""
+        """Return the flag that sets an attribute, as users write it."""
         return next(action.option_strings[0] for action in self._actions if action.dest == name)
 
 
 def refuse(lines: Iterable[str]) -> None:
-    """Raise UserError with these lines, if there are any."""
+    """Raise UserError with these lines, each once, if there are any."""
     if said := [*dict.fromkeys(lines)]:
         raise UserError(*said)
 
@@ -173,7 +173,8 @@ FURTHER_BUDGETS = " ".join(one.budget for one in FURTHER)
 
 
 def add_further_budgets(add: Callable[..., Any], words: str) -> None:
-    """Add the budget's flag of each further modality; `words`: its help, with {units}, {inputs}, {verb}."""
+    """Add a budget's flag for each modality beyond vision and language with `add`, a parser's `add_argument`; `words`:
+    its help, with {units}, {inputs}, {verb}."""
     for one in FURTHER:
         said = words.format(units=one.units, inputs=one.inputs, verb=one.verb)
         add(flag_name(one.budget), type=int, metavar=one.size.upper(), help=said)
@@ -182,7 +183,7 @@ def add_further_budgets(add: Callable[..., Any], words: str) -> None:
 def outside_intervals(
     given: Mapping[str, Any], table: Iterable[Interval], written: Callable[[str], str] = flag_name
 ) -> list[str]:
-    """Return a line for every value (by attribute name) outside its flag's interval."""
+    """Return a message for every value in `given` ({attribute: value or list}) outside its interval in `table`."""
     intervals = {name: numbers for numbers in table for name in numbers.names.split()}
     return [
         f"{written(name)} must be {_finite(value)}{intervals[name].wanted}, got {value}"
@@ -196,9 +197,9 @@ def outside_intervals(
 def needs_missing(
     given: Mapping[str, Any], values: Namespace, table: Iterable[Need], written: Callable[[str], str]
 ) -> list[str]:
-    """Return a line for every flag whose condition does not hold.
+    """Return a message for every flag in `given` whose condition in `table` does not hold.
 
-    `given` are the flags whose values differ from their defaults, `values` those of all flags.
+    `given` are the flags whose values differ from their defaults, `values` those of all flags; by attribute name.
     """
     return [
         f"{flag_with_value(written(name), given[name])} needs {need.needs}"
@@ -218,20 +219,20 @@ def shown(value: object) -> str:
 
 
 def flag_with_value(flag: str, value: object) -> str:
-    """Return a flag with its values, as on a command line."""
+    """Return a flag with its value or values as one text, as on a command line; a boolean flag alone."""
     if isinstance(value, list):
         return " ".join([flag, *map(shown, value)])
     return flag if isinstance(value, bool) else f"{flag} {shown(value)}"
 
 
 def as_flags(values: Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return {flag: value} of these attributes that are not None, for another program with the same flags."""
+    """Return {flag: value} of these attributes that are not None, to start another program that has the same flags."""
     return {flag_name(name): value for name in names if (value := getattr(values, name)) is not None}
 
 
 @contextmanager
 def without_defaults(parser: ArgumentParser) -> Iterator[None]:
-    """Have the parser return only the flags that are on the command line, inside the block."""
+    """Have the parser return only the flags that are on the command line, inside the block: none has a default."""
     defaults = [(action, action.default) for action in parser._actions]
     for action, _ in defaults:
         action.default = SUPPRESS
@@ -306,7 +307,7 @@ SYNONYMS = {flag: here for here, flags in _FLAGS.items() for flag in flags.split
 
 
 def suggestion(flag: str, known: Iterable[str], near: float = 0.7) -> str:
-    """Return for an unknown flag its name here, or the most similar flags of `known`, in words; "": none."""
+    """Return in words our flag for one of another trainer, or the most similar of the `known` ones; "": none."""
     if flag in SYNONYMS:
         return f"here it is {SYNONYMS[flag]}"
     nearest = difflib.get_close_matches(flag, [*known], 2, near)

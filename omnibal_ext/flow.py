@@ -73,8 +73,8 @@ class Extra:
 def encoder_extras(
     chain: Sequence[str], encoders: Mapping[Modality, Features], width: int, row_width: int = 1
 ) -> Iterator[Extra]:
-    """Yield the extras that a model's `encoders` give to layers of this chain, which may begin behind the first.
-    `width`: of the language model's hidden states; `row_width`: of rows that another encoder's projector projects.
+    """Yield the extras that `encoders` give to layers of `chain`, which may lack the model's first layers. `width`: of
+    the language model's hidden states; `row_width`: of rows that another encoder's projector projects.
 
     Tokens of an encoder pass by the encoders behind it, to the word embedding. If another encoder's projector makes
     them, its rows pass by as far as that projector, and its tokens from there on. The giver is -1 where the chain

@@ -36,7 +36,7 @@ def content_hash(manifest: Mapping[str, Any]) -> str:
 
 
 def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
-    """Yield the innermost fields of `wanted` that differ in `found`, as "FIELD is FOUND, not WANTED"."""
+    """Yield "FIELD is FOUND, not WANTED" for the innermost fields of `wanted` that `found` lacks or has otherwise."""
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         for key in wanted:
             yield from differences(found.get(key), wanted[key], f"{name}.{key}")

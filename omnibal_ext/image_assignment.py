@@ -26,7 +26,8 @@ def piece_costs(pieces: Mapping[Size, Pieces], rates: Mapping[Size, float]) -> t
 def assign_pieces(
     pieces: Sequence[float], microbatch: int, ranks: tuple[int, ...], tensor_ranks: int
 ) -> tuple[int, ...]:
-    """Return the worker of each piece: an index into `ranks` x `tensor_ranks`, tensor ranks varying fastest.
+    """Return for each piece the worker that encodes it: an index into `ranks` x `tensor_ranks`, tensor ranks varying
+    fastest.
 
     The costliest piece goes to the least loaded worker (LPT, Graham 1969). Ties go by number, starting from another
     worker for every microbatch, so that remainders are spread. Pieces of equal cost are then swapped so that
@@ -52,7 +53,7 @@ def assign_pieces(
 
 @dataclass(frozen=True)
 class EncoderRank:
-    """A rank of a replica, which encodes some of its images and sounds."""
+    """A rank of a replica that encodes some of the images and sounds which the replica's ranks share."""
 
     encoding_ranks: tuple[tuple[int, ...], ...]
     """`encoding_ranks` of the plan's tower."""
@@ -64,7 +65,7 @@ class EncoderRank:
     """`rates` of the plan's tower."""
 
     def takes(self, pieces: tuple[float, ...], microbatch: int) -> list[bool]:
-        """Return for each of a pack's pieces (by its cost, `piece_costs`) whether this rank encodes it."""
+        """Return for each piece of a microbatch's pack, by its cost (`piece_costs`), if this rank encodes it."""
         ranks = encoding_ranks_of(self.encoding_ranks, microbatch)
         if self.rank not in ranks:
             return [False] * len(pieces)
@@ -78,7 +79,7 @@ def encoding_ranks_of(encoding_ranks: tuple[tuple[int, ...], ...], microbatch: i
 
 
 def _step(workers: int) -> int:
-    """Return the distance of the first workers of successive microbatches: coprime to `workers`, about .618 of them."""
+    """Return how far the first worker moves from microbatch to microbatch: coprime to `workers`, about .618 of them."""
     return min(
         (step for step in range(1, workers + 1) if gcd(step, workers) == 1), key=lambda n: abs(n - 0.618 * workers)
     )

@@ -22,7 +22,7 @@ HEADER = 128
 
 
 def pieces(rows: int) -> Iterator[slice]:
-    """Yield the slices of `PIECE` rows that follow each other to the last of `rows`."""
+    """Yield slices of at most `PIECE` (2**20) rows that cover `rows` rows in order."""
     for first in range(0, rows, PIECE):
         yield slice(first, min(rows, first + PIECE))
 
@@ -44,13 +44,13 @@ def _map_of(array: NDArray[Any]) -> Any:
 
 
 def release(*arrays: NDArray[Any]) -> None:
-    """Free the memory of arrays that are mapped files; it is read again where it is needed."""
+    """Free the memory of the arrays that are mapped files; their pages are read from disk again at the next use."""
     for array in filter(is_mapped, arrays):
         _map_of(array).madvise(mmap.MADV_DONTNEED)
 
 
 def rows_of(array: NDArray[Any], numbers: Ints) -> NDArray[Any]:
-    """Return the rows of these numbers, in memory; a mapped file is read once, in order."""
+    """Return `array[numbers]`, in memory; a mapped file is read once, front to back, whatever order they have."""
     if not is_mapped(array):
         return array[numbers]
     order, found = np.argsort(numbers, kind="stable"), np.empty((len(numbers), *array.shape[1:]), array.dtype)
@@ -62,7 +62,7 @@ def rows_of(array: NDArray[Any], numbers: Ints) -> NDArray[Any]:
 
 
 def scratch(shape: tuple[int, ...], dtype: DTypeLike, folder: Path | None) -> np.memmap[Any, Any]:
-    """Return an array on disk, in a file without a name that ends with the program, whichever way that ends.
+    """Return a writable array on disk, in a nameless file that ends with the program, whichever way that ends.
 
     Args:
         folder: where to; None: the system's folder for temporary files.
@@ -77,7 +77,7 @@ def scratch(shape: tuple[int, ...], dtype: DTypeLike, folder: Path | None) -> np
 
 @contextmanager
 def growing_array(path: Path) -> Iterator[Callable[[Ints], None]]:
-    """Yield a function that appends rows to an .npy file of int64, which appears complete or not at all."""
+    """Yield a function that appends int64 rows to a new .npy file; that appears at the end of the block, complete."""
     shapes: list[tuple[int, ...]] = []
     with replacing(path) as file:
 

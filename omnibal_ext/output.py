@@ -61,7 +61,7 @@ class _LossyFile(io.FileIO):
 
 
 def _occupy(number: int) -> None:
-    """Open /dev/null on a descriptor that is closed."""
+    """Open /dev/null on a standard descriptor (0, 1, 2) if it is closed."""
     try:
         os.fstat(number)
     except OSError:
@@ -73,7 +73,7 @@ def _occupy(number: int) -> None:
 
 
 def _leads_to(stream: Any, number: int) -> bool:
-    """Say whether a stream is Python's for that descriptor, and not a replacement."""
+    """Say whether a stream is the one that Python opened on that descriptor, not a replacement."""
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     return type(raw) is io.FileIO and not raw.closed and raw.fileno() == number

@@ -54,7 +54,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the trainer follows. Stages are in the order of the forward pass; `placement` has their ranks."""
+    """What the trainer follows (plan.json). Stages are in the order of the forward; `placement` has their ranks."""
 
     chain: tuple[str, ...]
     stages: tuple[StagePlan, ...]
@@ -136,7 +136,7 @@ class Plan:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Plan":
-        """Return the plan in a decoded plan.json. Raises UserError for a missing field or another schema version."""
+        """Return the plan of a decoded plan.json, not yet validated. Raises UserError for a damaged or other format."""
         check_version(record, SCHEMA_VERSION, "plan again")
         PLAN("", record)
         known = {f.name for f in dataclasses.fields(cls)}
@@ -147,7 +147,7 @@ class Plan:
         return cls(**values | {name: tuple(record.get(name, ())) for name in _LISTS})
 
     def to_record(self) -> dict[str, Any]:
-        """Return what plan.json holds."""
+        """Return the plan as the JSON object of plan.json, without the hash."""
         record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tower"}
         if self.tower:
             record |= {"tower": self.tower.to_record()}
@@ -161,7 +161,7 @@ class Plan:
         write_record(path, sealed(self.to_record()))
 
     def validate(self) -> None:
-        """Raise UserError, naming the layer, unless the stages hold every layer once and in order."""
+        """Raise UserError, naming the layer, unless stages hold every layer once, in order, and all else fits."""
         self._validate_counts()
         names, at = [*layer_names(self.chain), "the chain's end"], self.tower.layers if self.tower else 0
         for number, stage in enumerate(self.stages):
@@ -274,11 +274,11 @@ class Plan:
 
     @property
     def placement(self) -> Placement:
-        """The rank and chunk of every stage."""
+        """The pipeline rank and chunk of every stage."""
         return placement_of(self.schedule, self.pipeline_model_parallel_size, self.virtual_pipeline_model_parallel_size)
 
     def build_schedule(self) -> Schedule:
-        """Return the list of actions of every pipeline rank."""
+        """Return the actions of every pipeline rank, in order: those of `lists`, else those of `schedule`."""
         if self.lists:
             return [_actions(rank, words) for rank, words in enumerate(self.lists)]
         return build_schedule(
@@ -290,7 +290,7 @@ class Plan:
 
 
 def _actions(rank: int, words: str) -> list[Action]:
-    """Read a rank's list. Raises UserError naming the rank for a word that is no action."""
+    """Return the actions of a rank's list, "F0.0 B0.0 ...". Raises UserError naming the rank for another word."""
     try:
         return [Action.of_word(word) for word in words.split()]
     except UserError as error:
@@ -298,7 +298,7 @@ def _actions(rank: int, words: str) -> list[Action]:
 
 
 def layer_ranges(names: Sequence[str], layers: Iterable[int]) -> str:
-    """Return layer ids in words, neighbours of one kind together: "patch_embed, vit.0-3"; `names` are the chain's."""
+    """Return layer ids in words, neighbours together: "patch_embed, vit.0-3". `names`: of all layers of the chain."""
     words = []
     for _, group in groupby(enumerate(sorted(layers)), key=lambda one: (one[1] - one[0], names[one[1]].split(".")[0])):
         ids = [layer for _, layer in group]

@@ -147,8 +147,9 @@ class Tower:
 
 
 def choice_in_words(said: Mapping[str, Any], tower: Tower | None) -> str:
-    """Say whether the tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either layout's
-    predicted iteration and speed relative to the language model alone, or why it has no plan."""
+    """Return a line that says if the tower is cut or replicated ("beside"), and of either layout the predicted
+    iteration, and speed relative to the language model alone, or why it has no plan. `said`: a plan's
+    `predicted["tower"]`."""
     words, text_only = [], said.get("text_only_step_seconds")
     for layout in LAYOUTS:
         if step := said.get(f"{layout}_step_seconds"):

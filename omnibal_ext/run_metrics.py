@@ -62,7 +62,7 @@ def loss_text(loss: float | None, digits: int) -> str:
 
 
 def training_intervals(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of intervals of training, in order; of an interval repeated after a resume, the last.
+    """Return metrics.jsonl's lines of training intervals, in order; of those repeated after a resume, the last.
 
     An incomplete last line is left out; without a file there are none.
     """
@@ -83,7 +83,7 @@ def profile_check(path: Path) -> dict[str, Any] | None:
 
 
 def noted_inputs(folder: Path) -> dict[str, str]:
-    """Return the paths and versions in a run's inputs.json, without its flags; empty without one."""
+    """Return the paths and versions in a run's inputs.json by name, without its flags; {} if there is none."""
     path = folder / INPUTS
     found = read_json(path, if_sealed(mapping(anything)), "remove it, and name the files") if path.exists() else {}
     texts = {name: value for name, value in found.items() if isinstance(value, str) and name != FIELD}

@@ -50,7 +50,7 @@ class Sizes:
         return len(self.tokens)
 
     def of(self, size: str) -> NDArray[Any]:
-        """Return the column of a size, [N]; zeros if samples have none of it."""
+        """Return one size ("tiles", "tokens", a key of `more`) of all samples, [N]; zeros if they have none of it."""
         columns: dict[str, NDArray[Any]] = {VISION.size: self.tiles, LANGUAGE.size: self.tokens, **self.more}
         return columns[size] if size in columns else np.zeros(len(self), np.int64)
 
@@ -69,7 +69,7 @@ class Sizes:
         return max((int(values.max()) for (values,) in in_pieces(self.of(size))), default=0)
 
     def without_unused(self) -> "Sizes":
-        """Return the sizes without those of further modalities that no sample has any of, such as mel frames."""
+        """Return the sizes without columns of further modalities, such as mel frames, that are 0 in all samples."""
         kept = {name: one for name, one in self.more.items() if name not in FURTHER_SIZES or one.any()}
         return Sizes(self.tiles, self.tokens, kept)
 
@@ -116,7 +116,7 @@ class Sizes:
         )
 
     def save(self, path: str | Path, **columns: NDArray[Any]) -> None:
-        """Write an `.npz` that `load` reads; `columns` [N] are further values of the samples."""
+        """Write an `.npz` that `load` reads; `columns`: further values of the samples, [N] each, by name."""
         with replacing(Path(path)) as file:
             np.savez(file, allow_pickle=False, tiles=self.tiles, tokens=self.tokens, **self.more, **columns)
 
@@ -150,8 +150,8 @@ def _is_object(path: Path) -> bool:
 def load_columns(
     path: str | Path, names: Sequence[str], absent: Collection[str] = ()
 ) -> list[list[Any] | NDArray[Any]]:
-    """Read columns of a sizes file, a value per sample: arrays of an `.npz` or of a folder, which stay on disk, or
-    fields of a JSON list's rows; those of `absent` are 0 where there are none.
+    """Return the columns `names` of a sizes file, a value a sample: arrays of an `.npz` or of a folder, which stay on
+    disk, or fields of a JSON list's rows. Those in `absent` need not be there, and are then 0.
 
     Raises:
         UserError: naming the file, and the row where a row is at fault.
@@ -189,7 +189,7 @@ def column_names(path: str | Path) -> tuple[str, ...]:
 
 
 def sizes_hash(path: Path, names: Collection[str]) -> str:
-    """Return the SHA-256 of a sizes file; of a folder that of the names and hashes of its arrays among `names`."""
+    """Return the SHA-256 of a sizes file; of a folder, that of names and hashes of those of its arrays in `names`."""
     if not path.is_dir():
         return sha256_of(path)
     hashes = checksums_of(path, [f"{name}.npy" for name in column_names(path) if name in names])
@@ -234,7 +234,7 @@ def _checked(columns: Mapping[str, NDArray[Any]], origin: str) -> list[NDArray[A
 
 
 def _signed(column: NDArray[Any]) -> NDArray[Any]:
-    """Convert a column, below 2**47, to a type that numpy joins with int64 to int64: uint64 gives floats."""
+    """Return uint64 values, below 2**47, as int64, and others as they are: numpy joins uint64 and int64 to floats."""
     is_wide = column.dtype.kind == "u" and column.dtype.itemsize == 8
     return column.view(column.dtype.str.replace("u", "i")) if is_wide else column
 

@@ -20,7 +20,7 @@ class Trained:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Trained":
-        """Read what is trained out of a record that has other fields too."""
+        """Return what is trained as a record says it, which may have other fields too."""
         frozen, targets = (tuple(record.get(name, ())) for name in ("frozen", "lora_targets"))
         return cls(frozen, record.get("lora_rank", 0), targets)
 

@@ -15,7 +15,7 @@ from omnibal_ext.output import say
 
 
 class Command(NamedTuple):
-    """A program in the folder of this file, and what it does."""
+    """A command of omnibal: the module in this folder that it runs, and what it does."""
 
     file: str
     does: str

@@ -22,7 +22,7 @@ from omnibal_ext.output import say
 
 
 def main() -> None:
-    """Parse, convert, check, print."""
+    """Run omnibal convert: weights from Hugging Face, to it, or to peft; compare logits if asked; print."""
     arguments = _parser().parse_args()
     from megatron.vlm.hf.check import TOLERANCE, check_possible, compared
     from megatron.vlm.hf.convert import from_hugging_face, to_hugging_face, to_peft
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _say_other_base(adapters: Path, model: Path) -> None:
-    """Print that adapters name another model than the one that gets them, if they do."""
+    """Print a note if adapters name another base model than `model`, which they were applied to."""
     from megatron.vlm.hf.peft_config import PeftConfig
 
     base = PeftConfig.read(adapters).fields.get("base_model_name_or_path")

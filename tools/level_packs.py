@@ -21,7 +21,7 @@ MEASURED = 1000
 
 
 def main() -> None:
-    """Reorder, write, print the share of time that ranks wait before and after."""
+    """Run omnibal level: reorder an index's packs for another number of ranks, write the order, print waits."""
     arguments = _parser().parse_args()
     index, size, since = PackedIndex.open(arguments.packs), arguments.data_parallel_size, arguments.iteration
     if index.global_batch % size:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _waits(index: PackedIndex, ranks: RankLayout, since: int) -> float:
-    """Return the share of time that ranks wait from an iteration on."""
+    """Return the share of time that data-parallel ranks wait, predicted over `MEASURED` iterations from `since` on."""
     stream = PackStream(index, *ranks)
     iterations = stream.iterations(since, since + min(MEASURED, stream.iterations_per_epoch))
     packs = iterations.clip(min=0)

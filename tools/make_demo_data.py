@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).resolve().parents[1] / "examples" / "demo" / "data.py"
 
 
 def main() -> None:
-    """Run the example. Raises UserError in an installed package, which has no examples."""
+    """Run examples/demo/data.py, which makes demo data. Raises UserError if installed without the examples."""
     if not PROGRAM.exists():
         raise UserError(f"{PROGRAM}: is not there; take a copy of the repository, whose examples are not installed")
     runpy.run_path(str(PROGRAM))["main"]()

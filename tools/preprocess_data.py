@@ -13,7 +13,7 @@ from omnibal_ext.preprocess_flags import preprocess_parser
 
 
 def main() -> None:
-    """Run the tool."""
+    """Run omnibal preprocess: make a dataset folder of conversations and images, and print what is in it."""
     arguments = preprocess_parser(__doc__).parse_args()
     # Torch takes seconds to import: help and wrong flags come before.
     from megatron.vlm.preprocessing.command import choices_of, recipe_by, run

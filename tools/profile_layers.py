@@ -43,7 +43,7 @@ PROFILER = 5
 
 
 def main() -> None:
-    """Parse, measure, print, write."""
+    """Run omnibal profile: measure or estimate what each kind of layer costs, write profile.json, print it."""
     arguments = _parser().parse_args()
     architecture = preset(arguments.model)
     ranks = arguments.tensor_model_parallel_size, arguments.data_parallel_size
@@ -66,12 +66,12 @@ def main() -> None:
 
 
 def _budgets(arguments: argparse.Namespace, architecture: Architecture) -> Budgets:
-    """Return the budgets of the packs that layers are measured on."""
+    """Return the budgets of packs to measure layers on: those of flags, 1 for what the model also reads."""
     return architecture.profiled(budgets_in(vars(arguments)))
 
 
 def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Profile:
-    """Estimate a profile from operation counts."""
+    """Return a profile estimated from operation counts, and write it."""
     profile = analytic_profile(
         architecture,
         arguments.analytic,
@@ -92,7 +92,8 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
 
 
 def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Profile | None:
-    """Measure a profile here, or read it if that has been done before; None on ranks other than the first."""
+    """Return a profile measured here, and write it, or one measured before with the same settings; None on ranks other
+    than the first. Starts this program again by torchrun where that takes several processes."""
     settings = _settings(arguments, architecture)
     known = _known(arguments.output, settings, architecture)
     if known and not arguments.force:
@@ -134,8 +135,8 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
 
 
 def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: Architecture) -> Profile:
-    """Add the costs of a replicated tower, whose layers are not sharded: with several tensor-parallel ranks those of
-    --tower-profile."""
+    """Return the profile with what a replicated tower takes: tiles of an image, and costs of its unsharded layers from
+    --tower-profile, if given. Raises UserError if that is of another model, budgets or weights."""
     image = float(IMAGE_PATCHES) if architecture.vision.native is not None else 0.0
     if not arguments.tower_profile:
         return replace(profile, image_tiles=image)
@@ -157,7 +158,7 @@ def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: A
 
 
 def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict[str, Any]:
-    """Return all on which measurements depend: hardware, software, model, parallel sizes, budgets, precision."""
+    """Return all that measurements depend on: hardware, software, model, parallel sizes, budgets, precision."""
     from megatron.vlm import platform
 
     experts = arguments.expert_model_parallel_size
@@ -196,7 +197,7 @@ def _version(package: str) -> str:
 
 
 def _known(path: str, settings: dict[str, Any], architecture: Architecture) -> Profile | None:
-    """Read the profile at `path`, if it was measured with these settings; the model may have had another name."""
+    """Return the profile at `path` if it was measured with these settings, under whatever model name; else None."""
     if not Path(path).exists():
         return None
     try:

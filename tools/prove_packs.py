@@ -39,7 +39,7 @@ SHOWN = 20
 
 
 def main() -> None:
-    """Compare and print; exit code 1 where packs differ."""
+    """Run omnibal prove: compare a collator's packs with their samples alone, print; exit code 1 if some differ."""
     arguments = _parser().parse_args()
     sys.path.insert(0, "")  # the user's modules
     where, options = TRAINERS.get(arguments.trainer, (arguments.collator, {}))
@@ -86,7 +86,7 @@ def _named(name: str, remedy: str) -> Any:
 
 
 def _finite(differences: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Replace what is no number by None, as JSON does not have it."""
+    """Return the differences with None for infinite ones and NaN, which JSON does not have."""
     return {kernel: {check: value if isfinite(value) else None for check, value in found.items()}
             for kernel, found in differences.items()}  # fmt: skip
 
@@ -105,7 +105,7 @@ def _print(proofs: Sequence["Proof"], kernels: Sequence[str]) -> None:
 
 
 def _cell(proofs: Sequence["Proof"], check: str, kernel: str) -> str:
-    """Return what one check found under one kernel."""
+    """Return a cell of the table in words: what one check found in all packs under one attention kernel."""
     found = [{one.check for one, under in proof.findings.items() if kernel in under} for proof in proofs]
     wrong = sum(check in checks for checks in found)
     ran = [proof for proof in proofs if not {kernel, f"{check} under {kernel}"} & proof.not_run.keys()]

@@ -11,7 +11,7 @@ from omnibal_ext.families.section import ModelType, Section
 
 @dataclass(frozen=True)
 class Packs:
-    """Join of packs for transformers' model of a type, in any PyTorch loop (`megatron.vlm.hf.packs`)."""
+    """How packs are joined for transformers' model of a type, in any PyTorch loop (`megatron.vlm.hf.packs`)."""
 
     tiling: str
     """Name of its tiling rule (`omnibal_ext.families.media`)."""
@@ -30,7 +30,7 @@ class Packs:
 
 @dataclass(frozen=True)
 class Model:
-    """Entry of a `model_type` of whole models: how it is read, loaded by transformers, and packed."""
+    """A `model_type` of whole models: how it is read from config.json, loaded by transformers, and packed."""
 
     model_type: ModelType
     """Fields, and all weights but the language model's."""
@@ -49,7 +49,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Preset:
-    """A model that is known by its name."""
+    """A model that users name, without a folder: its config.json as data."""
 
     config: Mapping[str, Any]
     """Fields of its config.json: `model_type`, and what differs from the defaults."""

@@ -12,17 +12,18 @@ TOWER_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "inter
 
 
 def text(*sizes: int | None, **more: Any) -> dict[str, Any]:
-    """Return fields of a language model: `SIZES`, in that order, and `more` by their names."""
+    """Return a language model's config.json: the values of `SIZES`, in that order, and `more` by their names."""
     return dict(zip(SIZES, sizes, strict=True)) | more
 
 
 def tower(*sizes: int, **more: Any) -> dict[str, Any]:
-    """Return fields of a ViT: `TOWER_SIZES`, in that order, and `more` by their names."""
+    """Return a ViT's config.json: values of `TOWER_SIZES` (layers, width, heads, MLP's width), `more` by their
+    names."""
     return dict(zip(TOWER_SIZES, sizes, strict=True)) | more
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text, as a set."""
+    """Return the words of a text, separated by white space, as a set."""
     return frozenset(text.split())
 
 

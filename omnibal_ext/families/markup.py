@@ -24,18 +24,18 @@ QUOTED = "\U0010fff0"
 
 
 def media_first(parts: Sequence[str]) -> tuple[str, ...]:
-    """Return the parts of a message, texts and marks, with the marks in front."""
+    """Return the parts of a message, texts and marks (`<image>`, ...), with the marks in front."""
     return tuple(sorted(parts, key=lambda part: part not in KINDS))
 
 
 def joined(parts: Sequence[str], gap: str) -> str:
-    """Return the parts of a message, texts and marks, as one text, with `gap` behind each mark."""
+    """Return the parts of a message, texts and marks (`<image>`, ...), as one text, `gap` behind each mark."""
     return "".join(part + gap * (part in KINDS) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Video steps as separate runs of tokens, each with its time as text."""
+    """How a video is written whose temporal steps are separate runs of tokens, each with its time as text."""
 
     before: str
     after: str
@@ -45,27 +45,27 @@ class Steps:
     """Whether the time is after its step."""
 
     def text(self, step: str, times: Sequence[float]) -> str:
-        """Return the text of a video; `step`: that of each step."""
+        """Return the text of a video whose steps are at `times` (seconds); `step`: a step's own text."""
         stamped = (step + self.stamp(time) if self.behind else self.stamp(time) + step for time in times)
         return self.before + "".join(stamped) + self.after
 
 
 @dataclass(frozen=True, slots=True)
 class HeardTurns:
-    """A video that is heard too: runs of its tokens and of its sound's, by turns."""
+    """How often runs of a video's tokens and of its own sound's take turns."""
 
     turns: int
     """Number of all runs."""
 
     @property
     def count(self) -> int:
-        """Number of the video's runs, of which one is the first of all."""
+        """Number of the video's runs; the first of all runs is one."""
         return (self.turns + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class FurtherMarkup:
-    """Text of an input beyond images, such as a sound."""
+    """Text that a model expects around one input beyond images, such as a sound."""
 
     modality: Modality
     token: str
@@ -75,13 +75,13 @@ class FurtherMarkup:
 
     @property
     def text(self) -> str:
-        """Text that replaces its mark."""
+        """Text that replaces its mark, with one token."""
         return self.before + self.token + self.after
 
 
 @dataclass(frozen=True, slots=True)
 class ImageMarkup:
-    """Text around images: `context` stands for one image feature; `tokens` are the model's special tokens for images.
+    """Text around images: `context` stands for one feature; `tokens` are the model's special tokens for images.
 
     Tokens that a tokenizer lacks get ids in this order, as in the model's own checkpoints.
     """
@@ -105,42 +105,42 @@ class ImageMarkup:
     """Text of what the model takes beyond images and videos."""
 
     def image_text(self, runs: TokenRuns) -> str:
-        """Return the text that replaces an `<image>` mark."""
+        """Return the text that replaces an `<image>` mark; its token is there once a run, and repeated later."""
         return self.before + self.between.join([self.context] * runs.count) + self.after
 
     def video_text(self, times: Sequence[float]) -> str:
-        """Return the text that replaces a `<video>` mark; `times`: seconds of the steps."""
+        """Return the text that replaces a `<video>` mark; `times`: seconds of its temporal steps."""
         step = self.before + self.video + self.after
         return self.steps.text(step, times) if self.steps else step
 
     def heard_video_text(self, turns: HeardTurns) -> str:
-        """Return the text that replaces the mark of a video that is heard too."""
+        """Return the text that replaces the mark of a video that is heard too: tokens of both, by turns."""
         sound = self.of(AUDIO)
         said = "".join(sound.token if turn % 2 else self.video for turn in range(turns.turns))
         return self.before + sound.before + said + sound.after + self.after
 
     def of(self, modality: Modality) -> FurtherMarkup:
-        """Return the text of inputs of a modality that the model takes."""
+        """Return the markup of inputs of a modality beyond images, which the model must take."""
         return next(one for one in self.further if one.modality == modality)
 
     @property
     def tokens_of_further(self) -> dict[Modality, str]:
-        """Token of a feature of each modality beyond images."""
+        """Token that stands for a feature, by modality beyond images."""
         return {one.modality: one.token for one in self.further}
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Marks of images and of what the model takes beyond images and videos."""
+        """Marks in users' text that the model takes: of images, and of modalities beyond images and videos."""
         return (IMAGE_MARK, *(one.modality.mark for one in self.further))
 
     @property
     def any_mark(self) -> re.Pattern[str]:
-        """Pattern of `marks` and a video's mark."""
+        """Pattern that finds one of `marks`, or a video's."""
         return re.compile("|".join((*self.marks, VIDEO_MARK)))
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Texts that no message may contain, but for marks, which are counted instead."""
+        """Texts of the model's own that no message may contain; marks, which are counted, are not among them."""
         around = (self.steps.before, self.steps.after) if self.steps else ()
         heard = (text for one in self.further for text in (one.token, one.before, one.after))
         written = (self.before, self.context, self.video, self.between, self.after, *around, *heard)

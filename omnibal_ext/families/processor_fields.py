@@ -40,10 +40,10 @@ CHECKS: Mapping[str, Check[Any]] = {field: check for check, fields in _TABLE for
 
 
 def read_fields(file: Path) -> Fields:
-    """Read the fields of a processor's file, none if it is not there. Raises UserError naming a damaged one."""
+    """Return the fields of a processor's JSON file, none if it is not there. Raises UserError if it is damaged."""
     return Fields(file, read_config(file) if file.is_file() else {}, CHECKS)
 
 
 def section(fields: Fields, name: str) -> Fields:
-    """Return the fields of an inner object, none if it is not there."""
+    """Return the fields of the object that is a field of this name, none if it is not there."""
     return Fields(fields.where, fields.get(name) or {}, CHECKS)

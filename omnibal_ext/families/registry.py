@@ -51,24 +51,24 @@ _BY_CLASS = {name: kind for family in FAMILIES for name, kind in family.classes.
 
 
 def model_type(config: Mapping[str, Any]) -> Any:
-    """Return the model type that a config.json's fields name, whatever they are."""
+    """Return a config.json's model type, unchecked: the field, or what a family says of its `architectures`."""
     named = config.get("architectures")
     own = [_BY_CLASS[name] for name in named if name in tuple(_BY_CLASS)] if isinstance(named, list) else []
     return own[0] if own else config.get("model_type", "")
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
-    """Return the entry of the model that a config.json's fields describe, which is known."""
+    """Return the registry's entry for a config.json's model type, which must be known."""
     return MODELS[model_type(config)]
 
 
 def family_of(architecture: Architecture) -> Family:
-    """Return the family of a model."""
+    """Return the family that a model belongs to, by its model type."""
     return _FAMILY_OF[architecture.types[0]]
 
 
 def image_markup(name: str) -> ImageMarkup:
-    """Return the markup of that name. Raises UserError naming the known ones."""
+    """Return the markup (text around images) of this name. Raises UserError naming the known ones."""
     if name not in MARKUPS:
         raise UserError(f"unknown image markup {name!r}; known: {', '.join(MARKUPS)}")
     return MARKUPS[name]

@@ -14,7 +14,7 @@ from omnibal_ext.reading.checks import anything as any_value
 
 @dataclass(frozen=True)
 class ModelType:
-    """A `model_type`: its config's defaults, and the names of its weights."""
+    """What a `model_type` stands for: defaults of its config, and names of its weights in files."""
 
     defaults: Mapping[str, Any]
     """Defaults of transformers' config class, or of the model's own code."""
@@ -30,8 +30,8 @@ class ModelType:
 class Section:
     """One object of a config.json over its model type's defaults; `where` names it in messages.
 
-    It records which fields were read: one that is given and never read would be ignored. `faults` are those found so
-    far, of inner_types sections too, that do not prevent reading on.
+    It notes which fields were read (`asked`): one that is given and never read would be ignored. `faults`: what is
+    wrong so far, in sections inside too, and does not prevent reading on.
     """
 
     where: str
@@ -51,20 +51,20 @@ class Section:
         return self.values[name]
 
     def get(self, name: str) -> Any:
-        """Return the value of a field, unchecked; None: absent."""
+        """Return a field's value, unchecked, and note it as read; None: absent."""
         self.asked.add(name)
         return self.values.get(name)
 
     def take(self, name: str, check: Check[Any] | None = None) -> Any:
-        """Return a field's value. Raises UserError if it is absent, or fails the check (default: that in `CHECKS`)."""
+        """Return a field's value. Raises UserError if it is absent, or fails `check` (default: in `CHECKS`)."""
         return (check or CHECKS[name])(f"{self.where}.{name}", self[name])
 
     def take_if(self, name: str, check: Check[Any] | None = None) -> Any:
-        """Return what `take` does, but None if the field is absent or null."""
+        """Return what `take` does, or None if the field is absent or null."""
         return maybe(check or CHECKS[name])(f"{self.where}.{name}", self.get(name))
 
     def inner(self, name: str, default_type: str, always: bool = False) -> "Section":
-        """Return the section of that name; it is of `default_type` if it has none or the whole model's, or `always`."""
+        """Return the object in a field as a section, of `default_type` if `always` or it has none of its own."""
         values = self.take_if(name, mapping(any_value)) or {}
         always = always or (
             values.get("model_type") == self["model_type"] and default_type.startswith(self["model_type"])
@@ -80,23 +80,23 @@ class Section:
         return tower, language
 
     def section_of(self, name: str, kind: Any, values: Mapping[str, Any]) -> "Section":
-        """Make a section of that name and type with these fields, wherever they are in the file."""
+        """Return `values` as the section `name` of type `kind`, wherever they are in the file. May raise UserError."""
         self.asked.add(name)
         return _of_type(f"{self.where}.{name}", kind, self.inner_types, self.inner_types, values, self.faults)
 
     def read_as(self, kind: str, values: Mapping[str, Any], faults: list[str]) -> "Section":
-        """Return the same object with another type, fields and list of faults."""
+        """Return this object again with other type, fields and list of faults."""
         return _of_type(self.where, kind, self.inner_types, self.inner_types, values, faults)
 
     def choose(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Return known[value of the field]. Raises UserError if the value is not in `known`."""
+        """Return `known[value]` for a field's value. Raises UserError if that is not in `known`."""
         value = self[name]
         if not isinstance(value, str) or value not in known:
             raise UserError(f"{self.where}.{name} is {shown(value)}; supported: {', '.join(map(repr, known))}")
         return known[value]
 
     def must(self, **wanted: Any) -> None:
-        """Note a fault for each of these fields that has another value than this one."""
+        """Note a fault for each of these fields that config.json has with another value; they count as read."""
         for name, value in wanted.items():
             self.asked.add(name)
             if self.values.get(name, value) != value:
@@ -109,7 +109,7 @@ class Section:
             raise UserError(f"{self.where}.model_type is {shown(self['model_type'])}; supported: {known}")
 
     def refuse_unread(self) -> None:
-        """Note a fault for each field that nothing has read, unless it is empty (null, false, 0, "")."""
+        """Note a fault for each field that was never read, unless it has no effect or is empty (null, false, 0, "")."""
         read = self.asked | self.model_type.without_effect
         for name, value in self.values.items():
             if value and name not in read:
@@ -121,8 +121,8 @@ class Section:
 
 
 def part_type(where: str, values: Mapping[str, Any], default_type: str) -> Any:
-    """Return a section's model type; InternLM2's is found by `architectures`. Raises UserError if these are no
-    names."""
+    """Return a section's model type, "internlm2" by its class in `architectures`. Raises UserError if that is no list
+    of names."""
     architectures = maybe(listing(text))(f"{where}.architectures", values.get("architectures")) or ()
     return "internlm2" if "InternLM2ForCausalLM" in architectures else values.get("model_type") or default_type
 
@@ -134,7 +134,7 @@ def whole_model(
     inner_types: Mapping[str, ModelType],
     folder: Path | None,
 ) -> Section:
-    """Make the section of an entire config.json. Raises UserError if its model type is none of `models`."""
+    """Return an entire config.json as a section. Raises UserError if its model type is none of `models`."""
     others = "; docs/families.md says what others need"
     found = _of_type(where, values.get("model_type", ""), models, inner_types, values, [], others)
     return replace(found, folder=folder)

@@ -13,8 +13,8 @@ from omnibal_ext.modalities.language.layer import Layer
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of ours in layers of `kind`, and what it is made of. `form`: a name in `megatron.vlm.hf.forms`; `when`:
-    a field of the architecture, for language layers of `Layer`, that must be true."""
+    """A weight `ours` in layers of `kind`, made of tensors `theirs` by `form` (a name in `megatron.vlm.hf.forms`).
+    `when`: a field of the architecture, in language layers of `Layer`, without which the model has no such weight."""
 
     kind: str
     ours: str
@@ -28,32 +28,33 @@ class Weight:
 
 
 def only(layers: Callable[[Layer], object], weights: Iterable[Weight]) -> Iterator[Weight]:
-    """Yield these weights, only in language layers for which `layers` is true."""
+    """Yield these weights, each restricted to the language layers for which `layers` is true."""
     for weight in weights:
         yield replace(weight, of_layers=layers)
 
 
 def norm(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
-    """Yield a norm outside the language model, if `when`; its bias if `when`, or without it if `vision.norm_bias`."""
+    """Yield names of a norm outside the language model, weight and bias, both there if the field `when` is true.
+    Without `when` the weight always is, and the bias if `vision.norm_bias`."""
     yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",), when=when)
     yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when or "vision.norm_bias")
 
 
 def linear(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
-    """Yield a linear layer; its bias exists if `when`."""
+    """Yield names of a linear layer's weight and bias; this exists if the field `when` is true."""
     yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",))
     yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when)
 
 
 def split_qkv(kind: str, theirs: str, form: str, when: str) -> Iterator[Weight]:
-    """Yield query, key and value as separate linear layers; biases exist if `when`."""
+    """Yield names of query, key and value, three linear layers in files; biases exist if the field `when` is true."""
     for which, condition in (("weight", ""), ("bias", when)):
         names = tuple(f"{theirs}{one}_proj.{which}" for one in "qkv")
         yield Weight(kind, f"self_attention.linear_qkv.{which}", names, form, condition)
 
 
 def embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight]:
-    """Yield class token, positions and patch embedding of a ViT for tiles."""
+    """Yield names of class token, positions and patch embedding of a ViT for square tiles."""
     yield Weight("patch_embed", "class_token", (class_token,), "tokens", "vision.class_token")
     yield Weight("patch_embed", "positions", (positions,), "tokens")
     yield Weight("patch_embed", "projection.weight", (f"{patches}.weight",))
@@ -61,7 +62,7 @@ def embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight
 
 
 def native_blocks() -> Iterator[Weight]:
-    """Yield norms and attention of the ViTs of Qwen and GLM."""
+    """Yield names of the norms and the attention in a layer of Qwen's and GLM's ViTs."""
     layer = "visual.blocks.{n}"
     yield from norm("vit", "input_layernorm", f"{layer}.norm1")
     yield from norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
@@ -72,7 +73,7 @@ def native_blocks() -> Iterator[Weight]:
 
 
 def native_perceptron() -> Iterator[Weight]:
-    """Yield the gated MLP of ViTs at native resolution (Qwen2.5-VL, GLM)."""
+    """Yield names of the gated MLP in a ViT layer at native resolution (Qwen2.5-VL, GLM)."""
     mlp = "visual.blocks.{n}.mlp"
     for which, when in (("weight", ""), ("bias", "vision.bias")):
         halves = (f"{mlp}.gate_proj.{which}", f"{mlp}.up_proj.{which}")
@@ -81,15 +82,15 @@ def native_perceptron() -> Iterator[Weight]:
 
 
 def perceptron(kind: str, ours: str, theirs: str) -> Iterator[Weight]:
-    """Yield a gated MLP without biases."""
+    """Yield names of a gated MLP without biases: `ours`, and `theirs` in files."""
     halves = (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight")
     yield Weight(kind, f"{ours}.linear_fc1.weight", halves, "stacked")
     yield Weight(kind, f"{ours}.linear_fc2.weight", (f"{theirs}.down_proj.weight",))
 
 
 def experts(kind: str, mlp: str, apart: bool, together: str) -> Iterator[Weight]:
-    """Yield the router and experts of a language layer: a tensor for each expert (`apart`), or one for all, in the form
-    `together`."""
+    """Yield names of a language layer's router and experts: in files a tensor for each (`apart`), or one for all, which
+    has the form `together`."""
     ours = "mlp.experts.experts"
     yield Weight(kind, "mlp.router.weight", (f"{mlp}.gate.weight",))
     if apart:
@@ -102,27 +103,27 @@ def experts(kind: str, mlp: str, apart: bool, together: str) -> Iterator[Weight]
 
 
 def llama(branch_norms: bool = False) -> Iterator[Weight]:
-    """Yield a language model with Llama's names. With norms after both branches (Gemma) there are two more, and that
-    before the MLP is `pre_feedforward_layernorm`."""
+    """Yield Llama's names of a dense language model's weights; `branch_norms`: with norms behind attention and MLP,
+    where the one before the MLP is `pre_feedforward_layernorm` (Gemma)."""
     yield from all_but_perceptrons(branch_norms)
     yield from perceptron("llm", "mlp", "language_model.model.layers.{n}.mlp")
 
 
 def llama_of_experts(apart: bool) -> Iterator[Weight]:
-    """Yield Llama's names and experts: a tensor for each expert (`apart`, Qwen3-MoE), or one for all (Qwen3-VL-MoE)."""
+    """Yield Llama's names with experts: in files a tensor each (`apart`, Qwen3-MoE), or one for all (Qwen3-VL-MoE)."""
     yield from all_but_perceptrons()
     yield from experts("llm", "language_model.model.layers.{n}.mlp", apart, together="either_way")
 
 
 def outside_layers() -> Iterator[Weight]:
-    """Yield word embedding, last norm and head, with Llama's names."""
+    """Yield Llama's names of word embedding, last norm and head."""
     yield Weight("word_embed", "embedding.weight", ("language_model.model.embed_tokens.weight",))
     yield Weight("head", "norm.weight", ("language_model.model.norm.weight",))
     yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
 
 
 def all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
-    """Yield all but the MLPs, with Llama's names."""
+    """Yield Llama's names of a language model's weights, without MLPs; `branch_norms` as in `llama`."""
     layer = "language_model.model.layers.{n}"
     yield from outside_layers()
     yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))

@@ -26,7 +26,7 @@ COMPILED = (".nbi", ".nbc")
 
 
 def why_foreign(folder: Path) -> str:
-    """Return what others own or may write of a folder, above it or in it, as words for a message; "": nothing.
+    """Return in words what others own or may write of a folder: it, a folder above it, anything in it; "": nothing.
 
     A folder above it may be open to all if only owners may rename in it, as in /tmp. What is not there is nobody's.
     """
@@ -46,7 +46,7 @@ def why_foreign(folder: Path) -> str:
 
 
 def why_foreign_beside(package: Path) -> str:
-    """Return what others may write of numba's code in __pycache__ of a package, beyond who may write its sources."""
+    """Return in words which compiled file of numba's in a package more users may write than its sources; "": none."""
     for folder, names, _ in os.walk(package):
         if "__pycache__" not in names:
             continue
@@ -60,9 +60,9 @@ def why_foreign_beside(package: Path) -> str:
 
 
 def own_numba_cache(package: Path) -> Path | None:
-    """Have numba keep what it compiles of a package in a folder of the user's own if its place is foreign, and say so.
+    """Set NUMBA_CACHE_DIR to a folder of the user's own, and say so, if others may write numba's cache of a package.
 
-    Returns the folder; None: numba's place is the user's, and stays.
+    Returns that folder; None: numba's place is safe, and stays.
     """
     given = os.environ.get("NUMBA_CACHE_DIR")
     why = _made(Path(given)) if given else why_foreign_beside(package) or why_foreign(_kept() / "numba")
@@ -76,7 +76,7 @@ def own_numba_cache(package: Path) -> Path | None:
 
 
 def are_foreign(folders: list[str]) -> bool:
-    """Say whether one of the folders is not to be used, and print which, and why: for scripts."""
+    """Return whether others may write one of the folders (`why_foreign`); prints which, and why. For shell scripts."""
     reasons = [why for folder in folders if (why := why_foreign(Path(folder)))]
     for reason in reasons:
         say(f"warning: {reason}: what is kept there is not used", error=True)
@@ -84,7 +84,8 @@ def are_foreign(folders: list[str]) -> bool:
 
 
 def own_torch_caches() -> None:
-    """Have torch's inductor and Triton use folders of the user's own where theirs are foreign, and say so."""
+    """Have torch's inductor and Triton use cache folders of the user's own where others may write theirs, and say
+    so."""
     given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     # Its place without that: made before others make it.
     with suppress(KeyError, OSError):
@@ -97,14 +98,15 @@ def own_torch_caches() -> None:
 
 
 def _made(folder: Path) -> str:
-    """Make a folder for the user alone, if it is not there, and return `why_foreign` of it."""
+    """Make a folder that only the user may enter, if it is not there, and return what `why_foreign` says of it."""
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return why_foreign(folder)
 
 
 def _use_own(variable: str, name: str, why: str) -> Path:
-    """Set the variable to a folder of the user's own, which processes that this one starts take from there."""
+    """Return a cache folder of the user's own, if need be a temporary one; say `why`, and set the environment
+    `variable` to it."""
     own = _kept() / "omnibal" / name
     if _made(own) or not os.access(own, os.W_OK):
         own = Path(tempfile.mkdtemp(prefix="omnibal-cache-"))
@@ -128,7 +130,7 @@ def _home(name: str) -> Path:
 
 
 def _within(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield all files and folders in a folder that can be read."""
+    """Yield all files and folders inside a folder, at any depth; what cannot be read is passed over."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             yield entry
@@ -137,7 +139,8 @@ def _within(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _why(found: os.stat_result, allowed: int = 0, owner: int = 0) -> str:
-    """Return who else owns what was found, or may write it beyond the bits that are `allowed`; "": nobody."""
+    """Return in words that a file is not this user's, root's or `owner`'s, or that others may write it; "": neither.
+    `allowed`: permission bits that may be set."""
     if found.st_uid not in (0, os.geteuid(), owner):
         return f"belongs to another user ({found.st_uid})"
     bits = 0 if stat.S_ISLNK(found.st_mode) else found.st_mode & WRITABLE & ~allowed

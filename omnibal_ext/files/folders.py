@@ -17,7 +17,7 @@ TAKE_ANOTHER = "choose another folder: --output-dir, or --run-dir of omnibal lau
 
 
 def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> None:
-    """Raise UserError if an output folder is, or is inside, an input folder; `taken`: {flag: input folder}."""
+    """Raise UserError if the output folder of `flag` is, or is in, an input folder; `taken`: {flag: input folder}."""
     for other, name in taken.items():
         if name and (inside := Path(name).resolve()) in (folder.resolve(), *folder.resolve().parents):
             raise UserError(
@@ -26,7 +26,7 @@ def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> N
 
 
 def check_exists(path: Path) -> None:
-    """Raise UserError if conversations or sizes are not there."""
+    """Raise UserError if a path that a user gave for conversations or sizes does not exist."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; name those of your conversations, or of their sizes")
 
@@ -38,7 +38,7 @@ def refuse_no_images(root: Path) -> None:
 
 
 def refuse_without_manifest(folder: Path, what: str, maker: str) -> None:
-    """Raise UserError if a folder does not exist or has no manifest.json, which the tool `maker` writes."""
+    """Raise UserError if a folder is missing or has no manifest.json; `what`: what it should be, made by `maker`."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give {what} that {maker} has made")
     if not (folder / "manifest.json").exists():
@@ -46,24 +46,24 @@ def refuse_without_manifest(folder: Path, what: str, maker: str) -> None:
 
 
 def noted_path(base: Path, path: str | Path) -> str:
-    """Return a path as files in `base` note it: relative to it if inside, so that both can be moved, else absolute."""
+    """Return a path as files in `base` hold it: relative to `base` if inside, so that both can move; else absolute."""
     base, path = (Path(os.path.realpath(one)) for one in (base, path))
     return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
 
 def path_noted(base: Path, noted: str) -> Path:
-    """Return the path that `noted_path` has noted; older files note paths from where their program was started."""
+    """Return the path that `noted_path` gave as `noted`; in older files it may start from the working directory."""
     inside, given = base / noted, Path(noted)
     return given if given.exists() and not inside.exists() else inside
 
 
 @contextmanager
 def building(target: Path, keeps: bool = False) -> Iterator[Path]:
-    """Yield a new folder to write into; it replaces `target` at the end, and is removed after an error.
+    """Yield a new folder to write into; at the end it takes the place of `target`, after an error it is removed.
 
-    `keeps`: a `target` that is there by then, made by another program, stays. At any time, also after a crash, the old
-    folder or the new one is there, complete; what a killed program has left is removed. Raises UserError where the
-    system refuses.
+    `keeps`: a `target` that another program has made meanwhile stays. At any time, also after a crash, the old folder
+    or the new one is there, complete; what a killed program has left is removed. Raises UserError where the system
+    refuses.
     """
     target = Path(os.path.realpath(target))  # a link stays one
     with naming(target):
@@ -79,7 +79,7 @@ def building(target: Path, keeps: bool = False) -> Iterator[Path]:
 
 
 def _put_in_place(folder: Path, target: Path) -> None:
-    """Rename `folder` to `target`; an old `target` becomes `folder`."""
+    """Rename `folder` to `target`, atomically where the system can; an old `target` gets the name of `folder`."""
     if not target.exists():
         folder.rename(target)
     elif not _exchange(folder, target):  # three renames; a crash between them loses neither folder

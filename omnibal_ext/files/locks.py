@@ -30,15 +30,15 @@ POLL_SECONDS = 0.2
 
 
 def lock_of(output: Path) -> Path:
-    """Return the lock file of an output: a hidden file in the same folder."""
+    """Return the path of an output's lock file: hidden, in the same folder."""
     return output.with_name(f".{output.name}.lock")
 
 
 @contextmanager
 def working_on(output: Path, exclusive: bool = True) -> Iterator[None]:
-    """Hold the lock of `output`, and wait for it, with a line on stderr. Not `exclusive`: a shared lock.
+    """Hold the lock of `output` inside the block; first waits as long as another has it, with a line on stderr.
 
-    Another program may have made the output in the meantime.
+    `exclusive` False: others may share the lock. While this waited another program may have made the output.
     """
     path = lock_of(output)
     lock = _take(path, exclusive)
@@ -52,9 +52,9 @@ def working_on(output: Path, exclusive: bool = True) -> Iterator[None]:
 
 @contextmanager
 def only_job(path: Path, what: str, job: str | None = None) -> Iterator[None]:
-    """Hold the lock file `path` for a job. Raises UserError if another job holds it for `PATIENCE_SECONDS` more.
+    """Hold the lock file `path` in the block. Raises UserError if another job has it for `PATIENCE_SECONDS` more.
 
-    Programs that name the same job, such as the launchers on its nodes, share the lock.
+    Programs of the same `job`, such as the launchers on its nodes, share the lock. `what`: what is locked, in words.
     """
     lock = _until(lambda: _take(path, exclusive=True, job=job) or _join(path, job), PATIENCE_SECONDS)
     if lock is None:
@@ -64,7 +64,7 @@ def only_job(path: Path, what: str, job: str | None = None) -> Iterator[None]:
 
 
 def _take(path: Path, exclusive: bool, job: str | None = None) -> FileIO | None:
-    """Return the lock file, locked and with our name in it; None if another holds it. Programs of a `job` share it."""
+    """Lock a file, write our name into it, and return it; None: another has it. Others of the `job` may `_join`."""
     lock = _locked(path, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
     if lock is not None:
         lock.truncate(0)
@@ -77,7 +77,7 @@ def _take(path: Path, exclusive: bool, job: str | None = None) -> FileIO | None:
 
 
 def _join(path: Path, job: str | None) -> FileIO | None:
-    """Return the lock file, locked together with other programs of the same job; None if another job holds it."""
+    """Lock a file together with programs of the same job, and return it; None: no `job`, or another has the lock."""
     lock = _locked(path, fcntl.LOCK_SH) if job is not None else None
     if lock is not None and _signature(path).get("job") != job:
         lock.close()

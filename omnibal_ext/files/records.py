@@ -18,9 +18,9 @@ from omnibal_ext.reading.files import open_plain
 
 
 def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Callable[[Any], Value]) -> Value:
-    """Return `build(content)` of a JSON file, whose hash, if it has one, must be right.
+    """Return `build(content)` of a JSON file; if the file has a hash of its content, that must be right.
 
-    Raises UserError naming the file, and `tool`, which makes such files.
+    Raises UserError naming the file, `what` it is, and `tool`, which makes such files.
     """
 
     try:
@@ -30,7 +30,7 @@ def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Calla
 
 
 def check_version(record: Any, version: int, remedy: str) -> None:
-    """Raise UserError, ending with `remedy`, unless the record is an object of this `schema_version`."""
+    """Raise UserError, ending with `remedy`, unless `record` is an object whose `schema_version` is `version`."""
     if not isinstance(record, Mapping):
         raise UserError("must be one JSON object")
     if record.get("schema_version") != version:
@@ -39,7 +39,7 @@ def check_version(record: Any, version: int, remedy: str) -> None:
 
 
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-    """Write a JSON file with `write_text`; makes its folder if needed."""
+    """Write a JSON file atomically, in a folder that is made if needed. Raises UserError as `write_text`."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def write_text(target: Path, text: str) -> None:
 
 
 class JsonLines:
-    """Appends to a file. A line that cannot be written is lost, with a warning, and the run goes on.
+    """A JSON Lines file to append to. A line that cannot be written is lost, with a warning, and the run goes on.
 
     An incomplete line at the end, left by a full disk or a crash, is removed before the next one is written.
     """
@@ -70,7 +70,7 @@ class JsonLines:
         self.failing = False
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one more line."""
+        """Write the record as one more line; never raises OSError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
@@ -97,7 +97,7 @@ def _append(file: Any, line: bytes) -> None:
 
 
 def _end_of_lines(file: Any) -> int:
-    """Return the offset at which the last complete line ends."""
+    """Return the byte behind the last line end of an open file; 0: it has no complete line."""
     end: int = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 2**16)
@@ -113,20 +113,20 @@ THREADS = min(8, os.cpu_count() or 1)
 
 
 def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal text."""
+    """Return the SHA-256 of a file as hexadecimal text. Raises UserError if it cannot be opened."""
     with open_plain(path, "see that it is there") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of files of a folder by name, computed in several threads."""
+    """Return {name: SHA-256} of files in a folder, computed in several threads. Raises UserError as `sha256_of`."""
     ordered = list(names)
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip(ordered, pool.map(sha256_of, (folder / name for name in ordered)), strict=True))
 
 
 def verify_checksums(folder: Path, expected: Mapping[str, str], remedy: str) -> None:
-    """Check files against their SHA-256. Raises UserError naming the first that is damaged or missing."""
+    """Raise UserError, naming a file, unless files of a folder have the `expected` SHA-256 ({name: hexadecimal})."""
     found = checksums_of(folder, expected)
     for name, checksum in expected.items():
         if found[name] != checksum:

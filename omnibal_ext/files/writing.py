@@ -25,7 +25,7 @@ DEVICES = ("/dev", "/proc")
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn errors of the system that name no file, as numpy's and a full disk's, into a UserError about `path`."""
+    """Turn an OSError inside the block into a UserError; it names `path` if the error names no file, as numpy's do."""
     try:
         yield
     except OSError as error:
@@ -39,7 +39,7 @@ def _named(error: OSError, path: Path) -> OSError:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write; without an error it takes the place of `target`, atomically.
+    """Yield a file to write bytes to; without an error it takes the place of `target`, atomically.
 
     Where `target` is a link, what it points to is replaced; a device or a pipe is written to. Raises UserError naming
     `target` if it cannot be written; no partial file is left.
@@ -75,7 +75,7 @@ def _is_special(target: Path) -> bool:
 
 
 def _new_file(target: Path) -> tuple[Path, BinaryIO]:
-    """Make a new file next to `target`, locked, and return its path too."""
+    """Return the path of a new hidden file next to `target`, and the file, locked and open for writing."""
     while True:
         partial = hidden_name(target)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,13 +87,13 @@ def _new_file(target: Path) -> tuple[Path, BinaryIO]:
 
 
 def hidden_name(target: Path) -> Path:
-    """Return a name next to `target` for what becomes it."""
+    """Return a hidden name next to `target` that nobody can guess, for what is not complete yet."""
     return target.with_name(f".{target.name}.{secrets.token_hex(TOKEN_BYTES)}")
 
 
 @contextmanager
 def new_folder(name: Path) -> Iterator[Path]:
-    """Yield a new folder of this name, one of `hidden_name`, with the rights that the umask leaves, and locked."""
+    """Make a folder with a name of `hidden_name` and the umask's rights, and yield it; it is locked in the block."""
     name.mkdir()
     descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -109,7 +109,7 @@ def _lock(descriptor: int) -> None:
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Remove what killed programs have left of writing `name` in a folder (None: anything)."""
+    """Remove incomplete files and folders that killed programs left in `folder` for `name` (None: for any name)."""
     wanted = re.compile(rf"\.{'.+' if name is None else re.escape(name)}\.[0-9a-f]{{{2 * TOKEN_BYTES}}}")
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

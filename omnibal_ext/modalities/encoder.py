@@ -10,7 +10,8 @@ from omnibal_ext.modalities.modality import Modality
 
 @dataclass(frozen=True)
 class Features:
-    """Outputs of an encoder's layers that go to its projector in addition to the last one's."""
+    """Outputs of an encoder's layers that go to its projector in addition to the last one's; what this does with
+    them."""
 
     layers: tuple[int, ...] = ()
     """Numbers of the layers, ascending."""
@@ -20,13 +21,13 @@ class Features:
 
     @property
     def streams(self) -> int:
-        """Number of tensors of tokens after the projector: hidden states, and features that are added later."""
+        """How many tensors of tokens leave the projector: hidden states, and features that layers add later."""
         return 1 if self.joined else 1 + len(self.layers)
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """What makes tokens of the language model of one modality's inputs."""
+    """What makes LLM tokens of one modality's inputs, as chain, extras and sizes of packs need it."""
 
     modality: Modality
     layers: tuple[Hashable, ...]
@@ -42,7 +43,7 @@ class Encoder:
 
 @dataclass(frozen=True)
 class EncoderArchitecture(ABC):
-    """The sizes of an encoder whose layers are like a ViT's, as plain data: a dataclass of its modality."""
+    """The sizes of an encoder whose layers are like a ViT's; each modality has its dataclass of this kind."""
 
     layers: int
     hidden_size: int
@@ -52,14 +53,14 @@ class EncoderArchitecture(ABC):
     @property
     @abstractmethod
     def encoder(self) -> Encoder:
-        """What chain, flow and sizes of packs follow from."""
+        """The encoder as chain, extras and sizes of packs need it."""
 
     @property
     def modality(self) -> Modality:
-        """Whose inputs it reads."""
+        """The modality whose inputs it reads."""
         return self.encoder.modality
 
     @classmethod
     def among(cls, further: Iterable["EncoderArchitecture"]) -> Self:
-        """Return the encoder of this class among a model's further ones, which have it."""
+        """Return the encoder of this class among those that a model has besides its ViT; one must be there."""
         return next(one for one in further if isinstance(one, cls))

@@ -10,7 +10,8 @@ UNPRICED = {"unpriced": True}
 
 
 def hashed(value: Any) -> Any:
-    """Return fields by name, without `UNPRICED` ones and `LATER` ones that have their default."""
+    """Return a dataclass's fields by name, as a hash takes them: without `UNPRICED` (no cost depends on them), and
+    without `LATER` (added later) at their default. Other values stay."""
     if not dataclasses.is_dataclass(value):
         return value
     fields = [(one, getattr(value, one.name)) for one in dataclasses.fields(value)]

@@ -15,23 +15,23 @@ class Item(Protocol):
 
     @property
     def path(self) -> str:
-        """Path below the root of media; name inside the input file of one that lies there."""
+        """Path of its file below the root of media, or name inside the input file if it lies there."""
 
     @property
     def place(self) -> Place:
-        """Place inside the input file; () if it is a file."""
+        """Place inside the input file; () if it is a file of its own."""
 
     @property
     def crcs(self) -> tuple[int, ...]:
-        """CRC-32 of its file, or of each of its files; () if not recorded."""
+        """CRC-32 of its file, or of each of its files (a video's frames); () if not recorded."""
 
     @property
     def units(self) -> int:
-        """How much of its modality's size it is: tiles, mel frames."""
+        """How many units of its modality's size it is: tiles, mel frames."""
 
     @property
     def is_video_file(self) -> bool:
-        """Whether frames of a video file are seen, whose numbers mean what they do by one way of counting."""
+        """Whether it is a video file, of which frames are seen by their numbers."""
 
 
 class FurtherItem(Item, Protocol):
@@ -44,11 +44,11 @@ class FurtherItem(Item, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule(ABC):
-    """How inputs of a modality beyond images become units and tokens; a dataset's manifest keeps it."""
+    """How a model makes units and tokens of inputs of a modality beyond images; a dataset's manifest keeps it."""
 
     modality: ClassVar[Modality]
 
     @property
     @abstractmethod
     def decides(self) -> tuple[Any, ...]:
-        """What decides units and tokens: data made by a rule fits a model whose rule has the same."""
+        """All values on which units and tokens depend: data made by one rule fits models whose rule has the same."""

@@ -26,7 +26,7 @@ class Matrix:
 
     @property
     def fused(self) -> int:
-        """Number of Hugging Face matrices that it concatenates, each with its own A."""
+        """Number of Hugging Face matrices that it concatenates; its adapter has a matrix A for each."""
         return len(self.shares)
 
     @property
@@ -36,23 +36,23 @@ class Matrix:
 
     @property
     def weights(self) -> int:
-        """Parameters, of all experts."""
+        """Number of parameters, in all experts."""
         return self.rows * self.columns * max(1, self.experts)
 
     @property
     def multiplied(self) -> int:
-        """Parameters that a token is multiplied with."""
+        """Number of parameters that one token is multiplied with."""
         return self.rows * self.columns * self.chosen
 
     def numbers(self, rank: int, tensor: int = 1) -> float:
-        """Return the adapters' parameters on one of `tensor` tensor-parallel ranks, which shards one of A and B."""
+        """Return how many parameters an adapter of this rank has on one of `tensor` ranks, which shard A or B."""
         rows, columns = (self.rows, self.columns / tensor) if self.by_rows else (self.rows / tensor, self.columns)
         return rank * (self.fused * columns + rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Which matrices published weights have as one, with one adapter, that are several in other models."""
+    """Matrices that are one in a model's published weights, with one adapter, and several in other models'."""
 
     qkv: bool = False
     """Whether an encoder's query, key and value are one matrix."""
@@ -73,7 +73,7 @@ def perceptron(
     experts: int = 0,
     chosen: int = 1,
 ) -> tuple[Matrix, ...]:
-    """Return the two matrices of a perceptron of `inner` numbers; `gated`: gate and up are stacked in the first."""
+    """Return the two matrices of an MLP, `width` to `inner` to `width`; `gated`: the first has gate above up."""
     opened = Matrix(f"{prefix}linear_fc1", inner * (1 + gated), width, shares, is_stacked=gated)
     closed = Matrix(f"{prefix}linear_fc2", width, inner, by_rows=True)
     return tuple(replace(matrix, experts=experts, chosen=chosen) for matrix in (opened, closed))

@@ -39,17 +39,17 @@ class Modality:
     layer then has no weights. None: its last layer makes tokens."""
 
     def __hash__(self) -> int:
-        """Return the name's hash, which is quick: a modality is the key of many mappings."""
+        """Return the hash of the name, which is quick: a modality is the key of many mappings."""
         return hash(self.name)
 
     @property
     def rate(self) -> str:
-        """The key in plans of what one of its units takes to encode, in tiles: "tiles_per_frame"."""
+        """Key in plans, such as "tiles_per_frame", of the time that one of its units takes to encode, in tiles'."""
         return f"tiles_per_{self.size.removesuffix('s')}"
 
     @property
     def dist_ratio(self) -> str:
-        """The key of its size's DistRatio in files."""
+        """Key in files of the DistRatio of its size: "dist_ratio_vit"."""
         return f"dist_ratio_{self.budget.removesuffix('_budget')}"
 
 
@@ -79,24 +79,24 @@ IN_CHAIN = (*ENCODED, LANGUAGE)
 
 
 def budgets_in(record: Mapping[str, Any]) -> Budgets:
-    """Return the budgets that a record, or a program's arguments, have under their keys; without those that are 0."""
+    """Return {size: budget} of a record, or of a program's arguments, which have each under its name; without zeros."""
     return {one.size: record[one.budget] for one in MODALITIES if record.get(one.budget)}
 
 
 def budget_fields(budgets: Budgets) -> dict[str, int]:
-    """Return budgets under their keys in files."""
+    """Return budgets by their names in files ("vit_budget", ...): tiles' and tokens' always, 0 if not there."""
     return {one.budget: budgets.get(one.size, 0) for one in MODALITIES if one in ALWAYS or one.size in budgets}
 
 
 def with_budget_keys(record: Mapping[str, Any], behind: str) -> dict[str, Any]:
-    """Return a record whose "budgets" are under their keys: those of `ALWAYS` there, and others behind a field."""
+    """Return a record with its "budgets" by name: tiles' and tokens' in that place, others after the field `behind`."""
     keys = budget_fields(record["budgets"])
     always = {one.budget: keys.pop(one.budget) for one in ALWAYS}
     return in_place(record, {"budgets": always, behind: {behind: record[behind], **keys}})
 
 
 def in_place(record: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a record with several fields in the place of each that is a key of `fields`."""
+    """Return a record in which fields that are keys of `fields` are replaced, in place, by what it has for them."""
     found: dict[str, Any] = {}
     for name, value in record.items():
         found |= fields.get(name, {name: value})
@@ -104,5 +104,5 @@ def in_place(record: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]])
 
 
 def in_words(budgets: Budgets, between: str = ", ") -> str:
-    """Return budgets for people: "12 tiles, 4,096 tokens, 3,000 mel frames"."""
+    """Return budgets as text for people: "12 tiles, 4,096 tokens, 3,000 mel frames"."""
     return between.join(f"{budgets[one.size]:,} {one.units}" for one in MODALITIES if one.size in budgets)

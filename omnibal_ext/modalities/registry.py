@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counted:
-    """What is counted of a modality's layers, by cost key."""
+    """Functions that count a modality's layers: matrices, work and other weights of one layer, by cost key."""
 
     matrices: Callable[["Architecture", int, Stored], dict[str, tuple[Matrix, ...]]]
     """Matrices of a model, padded for so many tensor-parallel ranks."""

@@ -4,10 +4,10 @@ Shape = tuple[int, ...]
 
 
 def norm(name: str, width: int) -> dict[str, Shape]:
-    """Return the weights that a norm may have."""
+    """Return {name: shape} of the weight and the bias that a norm may have."""
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 def layer_norms(width: int) -> dict[str, Shape]:
-    """Return the weights of the two norms in front of attention and perceptron."""
+    """Return {name: shape} of the weights that the norms before attention and before the MLP may have."""
     return norm("input_layernorm", width) | norm("pre_mlp_layernorm", width)

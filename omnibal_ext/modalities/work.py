@@ -57,24 +57,24 @@ class Work:
     log-mel spectrograms."""
 
     def shares(self, t: int) -> int:
-        """Return the number of tensor-parallel ranks, of `t`, that divide the work."""
+        """Return how many of `t` tensor-parallel ranks divide the work: all, or 1 where each does all of it."""
         return 1 if self.copies else t
 
 
 def passes(h: int, key_value: int, activations: int, others: float) -> float:
-    """Count reads and writes of n h numbers by unfused operations: two norms (4), two residuals (6), attention's inputs
-    and output (2, key and value), the activation function's input and output; `others`: norm of query and key (4),
-    branch norms (4), LayerScale (4), rotation."""
+    """Count how often a layer's unfused operations read or write the hidden states (`h` numbers a token), forward: two
+    norms (4), two residuals (6), attention's inputs and output (2, key and value), the activation function's input and
+    output; `others`: norm of query and key (4), branch norms (4), LayerScale (4), rotation."""
     return 4 + 6 + 2 + (key_value + activations) / h + others
 
 
 def cheap_passes(h: int, activations: int) -> float:
-    """Count the part of `passes` for two norms and the activation function."""
+    """Count those `passes` that cheap recomputation repeats: two norms and the activation function."""
     return 4 + activations / h
 
 
 def kept(h: int, key_value: int, activations: int, normed: int = 0, layer_scale: bool = False) -> int:
-    """Count the numbers a token that a layer's backward needs.
+    """Return how many numbers a token a layer keeps for its backward.
 
     Inputs of both norms, of QKV and of the MLP (4 h); query and attention output (2 h); key and value; input and output
     of the activation function; inputs of query, key and branch norms (`normed`); inputs of LayerScale (2 h).
@@ -83,7 +83,7 @@ def kept(h: int, key_value: int, activations: int, normed: int = 0, layer_scale:
 
 
 def exchange_costs(work: Work, shares: int, number_seconds: float) -> dict[str, Any]:
-    """Return `LayerCost`'s fields of the exchange in a team; `shares`: tensor-parallel ranks that divide it."""
+    """Return `LayerCost`'s fields for what a team's ranks send each other; `shares`: tensor ranks that divide it."""
     return {
         "exchange_seconds": work.exchanged / shares * number_seconds,
         "exchange_key_seconds": work.exchanged_keys / shares * number_seconds,
@@ -130,12 +130,12 @@ class HeadShares:
         return tuple((a // self.each, -(-b // self.each)) if a < b else (0, 0) for a, b in self.heads)
 
     def widths(self, rank: int) -> tuple[int, int]:
-        """Return the numbers of heads and of groups of a rank."""
+        """Return how many query heads and how many key-value groups a rank of the team has."""
         (first, end), (first_group, end_group) = self.heads[rank], self.groups[rank]
         return end - first, end_group - first_group
 
     def by_head(self, rank: int) -> list[int] | None:
-        """Return the group of each of a rank's heads, counted from its first; None if all its groups are complete."""
+        """Return which of a rank's groups each of its heads belongs to; None if it has all heads of its groups."""
         (first, end), (first_group, end_group) = self.heads[rank], self.groups[rank]
         if (first_group * self.each, end_group * self.each) == (first, end):
             return None

@@ -21,13 +21,13 @@ MOST_RATIO = 100
 
 
 def map_array(path: PathLike, remedy: str) -> NDArray[Any]:
-    """Return a .npy file as a read-only memory-mapped array. Raises UserError naming the file and the remedy."""
+    """Map a .npy file into memory, read-only. Raises UserError, naming file and `remedy`, if it is damaged."""
     with open_plain(path, remedy), _named(path, remedy, "no .npy file"):  # a pipe is refused first
         return _plain(npy.open_memmap(path, mode="r"))
 
 
 def read_arrays(path: PathLike, names: Sequence[str], remedy: str) -> list[NDArray[Any]]:
-    """Return arrays of a .npz file by name, verified by its CRCs. Raises UserError naming the file and the array."""
+    """Return arrays of a .npz file in the order of `names`, CRCs checked. Raises UserError naming file and array."""
     with _archive(path, remedy) as archive:
         found = _array_names(archive)
         for name in names:

@@ -27,7 +27,7 @@ _short.maxlong = 40
 
 
 def shown(value: object) -> str:
-    """Return the value for a message: one line, abbreviated."""
+    """Return a value as one short line, for a message."""
     return _short.repr(value)
 
 
@@ -36,7 +36,7 @@ def _wrong(where: str, wanted: str, value: object) -> UserError:
 
 
 def integer(least: int = 0, most: int = 2**53) -> Check[int]:
-    """Return a check of integers, in which true and false are none."""
+    """Return a check of integers from `least` to `most`; true and false are refused."""
     wanted = f"a whole number from {least} to {most}" if most < 2**53 else f"a whole number of at least {least}"
 
     def check(where: str, value: Any) -> int:
@@ -48,7 +48,7 @@ def integer(least: int = 0, most: int = 2**53) -> Check[int]:
 
 
 def finite(least: float = 0.0, most: float = LARGEST) -> Check[float]:
-    """Return a check of finite numbers, which it gives as floats."""
+    """Return a check of finite numbers from `least` to `most`, integers too, which returns them as floats."""
     wanted = f"a finite number of at least {least:g}" if most == LARGEST else f"a number from {least:g} to {most:g}"
 
     def check(where: str, value: Any) -> float:
@@ -67,14 +67,14 @@ def is_number(value: object) -> bool:
 
 
 def text(where: str, value: Any) -> str:
-    """Check a text that could be a file's name: without NUL and lone surrogates."""
+    """Return a value that is a text, and may be a file's name: without NUL or lone surrogates. Raises UserError."""
     if not isinstance(value, str) or len(value) > MOST_TEXT or "\0" in value or not is_unicode(value):
         raise _wrong(where, "a text", value)
     return value
 
 
 def is_unicode(value: str) -> bool:
-    """Say whether a text is without lone surrogates, which JSON can hold as escapes and tokenizers refuse."""
+    """Say whether a text is free of lone surrogates, which JSON can hold as escapes and tokenizers refuse."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -83,14 +83,14 @@ def is_unicode(value: str) -> bool:
 
 
 def flag(where: str, value: Any) -> bool:
-    """Check that a value is true or false."""
+    """Return a value that is true or false. Raises UserError naming `where` for any other."""
     if not isinstance(value, bool):
         raise _wrong(where, "true or false", value)
     return value
 
 
 def one_of(*choices: str | int) -> Check[Any]:
-    """Return a check that a value is one of these texts or integers, of the same type."""
+    """Return a check that accepts these texts and integers only; true and false are not taken for 1 and 0."""
 
     def check(where: str, value: Any) -> Any:
         if not any(type(value) is type(choice) and value == choice for choice in choices):
@@ -101,7 +101,7 @@ def one_of(*choices: str | int) -> Check[Any]:
 
 
 def anything(where: str, value: Any) -> Any:
-    """Accept any value: the check of fields that no program uses."""
+    """Return any value as it is: the check of fields that no program uses."""
     return value
 
 
@@ -115,7 +115,7 @@ def maybe(inner: Check[Value]) -> Check[Value | None]:
 
 
 def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check[list[Value]]:
-    """Return a check of lists of `least` to `most` items, each of which passes `item`."""
+    """Return a check of lists of `least` to `most` items, each of which must pass `item`."""
     wanted = f"a list of {least}" if least == most else f"a list of {least} to {most}"
 
     def check(where: str, value: Any) -> list[Value]:
@@ -127,7 +127,7 @@ def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check
 
 
 def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value]]:
-    """Return a check of objects with any keys, whose values pass `item`."""
+    """Return a check of JSON objects of at most `most` fields with any names, whose values must pass `item`."""
 
     def check(where: str, value: Any) -> dict[str, Value]:
         if not isinstance(value, dict) or len(value) > most:
@@ -138,7 +138,7 @@ def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value
 
 
 def record(required: Mapping[str, Check[Any]], optional: Mapping[str, Check[Any]] | None = None) -> Check[Any]:
-    """Return a check of objects with these fields; further ones are allowed, and not checked."""
+    """Return a check of JSON objects with these fields, each by its own check; fields in neither pass unchecked."""
 
     def check(where: str, value: Any) -> Any:
         if not isinstance(value, dict):

@@ -33,11 +33,11 @@ _PANIC = "PanicException"
 
 
 class CostError(Exception):
-    """Raised by `bounded`: the work took more than the limits."""
+    """Raised by `bounded` where the work takes more time or memory than allowed."""
 
 
 def tried(work: Callable[[], Any], what: str, remedy: str, seconds: int = SECONDS, most_bytes: int = BYTES) -> Any:
-    """Return the value of `work`, which JSON can hold, computed in a fork of this process.
+    """Run `work` in a fork of this process, and return its value, which JSON must be able to hold.
 
     Raises UserError, naming `what` and the remedy, where it takes more seconds of processor or bytes beyond what this
     process has, ends the process, or fails by anything but a UserError, which is passed on.
@@ -96,7 +96,7 @@ def _answer(work: Callable[[], Any], end: int, seconds: int, most_bytes: int) ->
 
 
 def _confine(seconds: int, most_bytes: int) -> None:
-    """Limit this process, silence its output, and let signals end it."""
+    """Limit processor time and memory of this (forked) process, silence its output, and let signals end it."""
     faulthandler.disable()
     leave_garbage()
     for number in (signal.SIGXCPU, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGVTALRM):
@@ -112,7 +112,7 @@ def _confine(seconds: int, most_bytes: int) -> None:
 
 
 def _lower(name: int, most: int) -> tuple[int, int]:
-    """Set a limit, if that is lower; return the limits before."""
+    """Set a resource limit to `most`, if it is higher; return the (soft, hard) limits before."""
     before = soft, hard = resource.getrlimit(name)
     if soft == resource.RLIM_INFINITY or most < soft:
         resource.setrlimit(name, (most, hard))
@@ -128,7 +128,7 @@ class _Bounded:
 
 
 def _ring(*_: object) -> None:
-    """Raise CostError in work that has run for `SECONDS`; without work turn the alarm off.
+    """Raise CostError in work of `bounded` that has run for `SECONDS`; without work turn the alarm off.
 
     It rings after `SECONDS`, then every quarter of them: setting it for each work would take longer than most work.
     """
@@ -143,9 +143,9 @@ atexit.register(signal.setitimer, signal.ITIMER_VIRTUAL, 0)  # Python drops its 
 
 
 def bounded(work: Callable[[], Value]) -> Value:
-    """Return `work()`, Python code of others, run within `SECONDS` and `BYTES` in the main thread of a process.
+    """Return `work()`, Python code of others, run within `SECONDS` of processor and `BYTES`; in the main thread only.
 
-    Raises CostError beyond them; inside of another one's `work`, beyond that one's. A step of Python that computes
+    Raises CostError beyond them; a call inside of another's `work` shares its limits. A step of Python that computes
     without end cannot be stopped (most end at `BYTES`): what is run must have none.
     """
     if _Bounded.active:
@@ -166,5 +166,5 @@ def bounded(work: Callable[[], Value]) -> Value:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Say whether an error is the failure of a library in Rust."""
+    """Say whether an error is the failure of a library in Rust, which is no `Exception`."""
     return type(error).__name__ == _PANIC

@@ -16,7 +16,7 @@ MOST_DEPTH = 64
 
 
 def read_json(path: PathLike, check: Check[Value], remedy: str, most_bytes: int = MOST_BYTES) -> Value:
-    """Return the checked value of a JSON file. Raises UserError naming the file, the value's path and the remedy."""
+    """Return a JSON file's value as `check` returns it. Raises UserError naming file, the value's path, and remedy."""
     content = read_bytes(path, remedy, most_bytes)
     try:
         return check("", decode(content))
@@ -36,13 +36,13 @@ def decode(content: bytes) -> Any:
 
 
 def described(error: json.JSONDecodeError) -> str:
-    """Return what is wrong with a JSON text, for a message."""
+    """Return in words what is wrong with a JSON text, for a message."""
     is_open = error.msg.startswith("Invalid control character")
     return "a text has no quote at the end of its line" if is_open else error.msg
 
 
 def read_lines(path: PathLike, check: Check[Value], remedy: str, most_bytes: int = MOST_BYTES) -> Iterator[Value]:
-    """Yield the checked values of a JSON Lines file, whose lines have at most `most_bytes`.
+    """Yield the values of a JSON Lines file, as `check` returns them; lines have at most `most_bytes`.
 
     Raises UserError naming the file and the line.
     """
@@ -78,19 +78,19 @@ FIELD = "manifest_hash"
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest with JSON types, and the hash of its content in `FIELD`."""
+    """Return the manifest as JSON gives it back, with the hash of its content in `FIELD`, "manifest_hash"."""
     content = {name: value for name, value in json.loads(json.dumps(manifest)).items() if name != FIELD}
     return {**content, FIELD: _hash(content)}
 
 
 def check_seal(manifest: Mapping[str, Any]) -> None:
-    """Raise UserError unless the hash in `FIELD` is that of the other fields."""
+    """Raise UserError unless `FIELD` ("manifest_hash") is the hash of the manifest's other fields."""
     if manifest.get(FIELD) != _hash({name: value for name, value in manifest.items() if name != FIELD}):
         raise UserError(f"{FIELD} is not the hash of its content: damaged, or changed by hand")
 
 
 def sealed_by(inner: Check[Value]) -> Check[Value]:
-    """Return a check of manifests: the hash must be right, and then the inner check must pass."""
+    """Return a check of manifests: their own hash (`FIELD`) must be right, then they must pass `inner`."""
 
     def check(where: str, value: Any) -> Value:
         check_seal(mapping(anything)(where, value))
@@ -100,7 +100,7 @@ def sealed_by(inner: Check[Value]) -> Check[Value]:
 
 
 def if_sealed(inner: Check[Value]) -> Check[Value]:
-    """Return a check of records that users may edit after removing the hash, which must be right if it is there."""
+    """Return a check of records: their hash must be right if it is there (users remove it to edit), then `inner`."""
 
     def check(where: str, value: Any) -> Value:
         if isinstance(value, Mapping) and FIELD in value:

@@ -8,7 +8,7 @@ from omnibal_ext.reading.checks import Check, maybe
 
 
 class Fields(Mapping[str, Any]):
-    """The fields of an object; `where` names its file. Reading one raises UserError if it fails its check; null passes.
+    """The fields of a JSON object; `where`: its file. Reading one raises UserError if its check fails; null passes.
 
     A field that has no check cannot be read: so none is used unchecked.
     """
@@ -30,5 +30,5 @@ class Fields(Mapping[str, Any]):
         return len(self._values)
 
     def changed(self, values: Mapping[str, Any]) -> "Fields":
-        """Return these fields with other values of some."""
+        """Return these fields, some of them replaced or added, with the same checks."""
         return Fields(self.where, {**self._values, **values}, self._checks)

@@ -12,8 +12,8 @@ PathLike = str | os.PathLike[str]
 
 
 def open_plain(path: PathLike, remedy: str, most_bytes: int | None = None) -> BufferedReader:
-    """Open a regular file for reading. Raises UserError, naming file and remedy, for anything else (a named pipe might
-    block for ever) and for a file larger than `most_bytes`."""
+    """Open a regular file to read bytes. Raises UserError, naming file and remedy, for anything else, such as a named
+    pipe, which might block for ever, and for a file of more than `most_bytes`."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -27,7 +27,7 @@ def open_plain(path: PathLike, remedy: str, most_bytes: int | None = None) -> Bu
 
 
 def open_regular(path: PathLike) -> BufferedReader:
-    """Open a regular file like `open_plain`, but raise OSError, also for what is no regular file."""
+    """Open a regular file to read bytes, never waiting, as a named pipe would have it. Raises OSError for any other."""
     # Opening a named pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -37,7 +37,7 @@ def open_regular(path: PathLike) -> BufferedReader:
 
 
 def read_bytes(path: PathLike, remedy: str, most_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises UserError as `open_plain`."""
+    """Return the content of a regular file of at most `most_bytes`. Raises UserError as `open_plain`."""
     with open_plain(path, remedy, most_bytes) as file:
         try:
             return file.read(size_of(file))  # not more, if it grows meanwhile
@@ -51,5 +51,5 @@ def size_of(file: BufferedReader) -> int:
 
 
 def is_plain_name(name: str) -> bool:
-    """Say whether a name has no folder and no leading dot, so that it cannot point out of its folder."""
+    """Say whether a text is a file's name only: no folder, no leading dot, so that it cannot lead out of its folder."""
     return Path(name).name == name and not name.startswith(".") and "\\" not in name

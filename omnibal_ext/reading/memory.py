@@ -17,7 +17,7 @@ _apart: set[int] = set()
 
 @contextmanager
 def limited_memory(most_bytes: int = MOST_BYTES) -> Iterator[None]:
-    """Let this process take at most `most_bytes` more inside the block: asking for more fails, as on a full machine.
+    """Limit the memory that this process may take inside the block to `most_bytes` more: then it is refused.
 
     Python raises MemoryError, libraries errors of their own. All threads are held to it: for programs that measure
     files, not for those that train.
@@ -33,8 +33,8 @@ def limited_memory(most_bytes: int = MOST_BYTES) -> Iterator[None]:
 
 @contextmanager
 def forking() -> Iterator[None]:
-    """Keep a fork inside the block from collecting its parent's garbage: libraries' hooks behind a fork come before the
-    fork's own first line. The fork calls `leave_garbage`."""
+    """Turn off garbage collection while the block forks: a fork must not collect its parent's objects, also not in
+    libraries' hooks, which run before its own first line. It then calls `leave_garbage`."""
     collects = gc.isenabled()
     gc.disable()
     parent = os.getpid()
@@ -46,20 +46,20 @@ def forking() -> Iterator[None]:
 
 
 def leave_garbage() -> None:
-    """Leave what the parent no longer uses uncollected, in a forked process: ending an open film joins its decoder's
-    threads, which a fork does not have."""
+    """Turn garbage collection on in a forked process, without its parent's objects: closing an open film would wait for
+    its decoder's threads, which a fork does not have."""
     gc.freeze()
     gc.enable()
 
 
 def work_apart() -> None:
-    """Say that this process reads strangers' files and does nothing else: `memory_beyond` limits only such ones."""
+    """Mark this process as one that only reads strangers' files: `memory_beyond` limits such processes alone."""
     _apart.add(os.getpid())
 
 
 @contextmanager
 def memory_beyond(size: int) -> Iterator[None]:
-    """Limit memory to `size` and `MOST_BEYOND` bytes more, in a process that works apart (`work_apart`)."""
+    """Limit memory in the block to `size` and `MOST_BEYOND` bytes more, if this process is marked (`work_apart`)."""
     if os.getpid() not in _apart:
         yield
         return
@@ -68,13 +68,13 @@ def memory_beyond(size: int) -> Iterator[None]:
 
 
 class _Statm:
-    """The file that says how much memory this process has, open: opening it costs more than reading it."""
+    """The open file in /proc that says how much memory this process has: opening it costs more than reading it."""
 
     process = descriptor = -1
 
 
 def taken() -> int:
-    """Return the bytes of address space of this process."""
+    """Return how many bytes of address space this process has."""
     if _Statm.process != os.getpid():  # a fork's is its parent's
         if _Statm.process >= 0:
             os.close(_Statm.descriptor)

@@ -34,7 +34,7 @@ class Member:
 
     @property
     def is_file(self) -> bool:
-        """Whether it has content."""
+        """Whether it is a regular file, with content."""
         return self.kind in tarfile.REGULAR_TYPES
 
     @property
@@ -49,7 +49,7 @@ class Member:
 
 
 def members(file: BinaryIO, size: int, start: int = 0) -> Iterator[Member]:
-    """Yield the members of a tar of `size` bytes whose headers begin at `start` or later.
+    """Yield the members of a tar of `size` bytes, in order, from the headers at byte `start` on.
 
     Raises UserError, naming the member or the byte, for a damaged header, a size that no tar has, a sparse member, an
     end that is missing or has anything but zeros behind it.
@@ -92,7 +92,7 @@ _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 def _header(block: bytes, position: int) -> tarfile.TarInfo | None:
-    """Return the header in a block; None for a block of zeros."""
+    """Return the header in a block; None for a block of zeros. Raises UserError naming `position` if it is neither."""
     if not block:
         raise UserError("has no end: it is cut off")
     try:
@@ -122,7 +122,7 @@ def _member(header: tarfile.TarInfo, given: dict[str, str], offset: int, start: 
 
 
 def _records(content: bytes, position: int) -> dict[str, str]:
-    """Return name, size, target or sparseness as an extended header says them, in records of "LENGTH KEY=VALUE\\n"."""
+    """Return path, linkpath, size and GNU.sparse.* as an extended header sets them; others are passed over."""
     found, at = {}, 0
     while at < len(content) and content[at]:
         digits = content[at : at + 8].partition(b" ")[0]

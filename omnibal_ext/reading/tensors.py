@@ -39,7 +39,7 @@ class TensorEntry:
 
     @property
     def end(self) -> int:
-        """The byte after its last, counted like `start`."""
+        """The byte behind its last, counted from the end of the header."""
         return self.start + math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 

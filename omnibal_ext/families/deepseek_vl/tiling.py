@@ -15,12 +15,12 @@ LEAST_SIDE = 14
 
 
 class Letterbox(OneTile):
-    """One tile, into which the image is scaled by its longer side, at its centre."""
+    """Rule that scales an image by its longer side into one tile, at its centre, on grey."""
 
     name = "letterbox"
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """Scale the image, then pad it."""
+        """Return the image scaled into `size` and padded with grey."""
         from PIL import Image  # at first use: deciding needs none
 
         scale = size[0] / max(image.size)
@@ -30,7 +30,7 @@ class Letterbox(OneTile):
         return square
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return no limits. Raises UserError if the processor would pad otherwise, or with another colour."""
+        """Return no flags. Raises UserError if the folder's processor pads otherwise, or with another colour."""
         usual = {"do_pad": True, "min_size": LEAST_SIDE, "image_mean": None}
         for name, wanted in (usual | {"image_mean": [0.5] * 3}).items() if processor.fields else ():
             if (given := processor.fields.get(name, usual[name])) != wanted:

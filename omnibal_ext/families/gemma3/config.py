@@ -40,7 +40,7 @@ def read_gemma3(name: str, config: Section) -> Architecture:
 
 
 def _square(config: Section, vision: VisionArchitecture) -> int:
-    """Return the side, in patches, of the square that is averaged to one token."""
+    """Return the side, in patches, of the squares whose features are averaged to one token each."""
     tokens, side = config.take("mm_tokens_per_image", integer(1, 2**20)), vision.image_size // vision.patch_size
     root = isqrt(tokens)
     if root**2 != tokens or side % root:
@@ -71,7 +71,7 @@ def _language(section: Section) -> LanguageArchitecture:
 
 
 def _rotation(section: Section) -> tuple[Rope, Rope]:
-    """Read RoPE of global layers, and of layers with a window; config.json has two ways to say it."""
+    """Return RoPE of global layers, and of layers with a window; config.json has two ways to say it."""
     both: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
     if unknown := set(both) - {SLIDING, FULL}:
         raise UserError(f"{section.where}.rope_parameters has {shown(min(unknown))}; supported: {SLIDING!r}, {FULL!r}")

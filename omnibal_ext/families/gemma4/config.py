@@ -96,7 +96,7 @@ def _vision(tower: Section) -> VisionArchitecture:
 def read_language(section: Section, images_whole: bool = False) -> LanguageArchitecture:
     """Read Gemma 4's language model. Raises UserError naming an unsupported field.
 
-    Images are seen in both directions in layers with a window alone; with `images_whole` in all, beyond the window too.
+    Tokens of an image see each other in both directions in layers with a window; if `images_whole` in all, however far.
     """
     section.must(attention_bias=False, attention_dropout=0.0)
     both_ways = section.take_if("use_bidirectional_attention", text)
@@ -126,7 +126,7 @@ def read_language(section: Section, images_whole: bool = False) -> LanguageArchi
 
 
 def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
-    """Read per-layer inputs; None if their width is 0."""
+    """Return what every layer gets besides the hidden states (`LayerInputs`); None if its width is 0."""
     names = ("vocab_size_per_layer_input", "pad_token_id")
     if not (width := section.take_if("hidden_size_per_layer_input", integer(0, 2**16))):
         section.asked.update(names)  # without effect then
@@ -141,8 +141,9 @@ def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
 
 
 def _layers(section: Section, usual: Layer, mixers: dict[str, Attention], kinds: list[str]) -> list[Layer]:
-    """Make the layers. The last ones may use the keys and values of an earlier layer, the last before all of them of
-    their own type, with or without a window. Raises UserError if there is none."""
+    """Return the layers; `kinds`: with a window or not, `mixers`: the attention of either kind. The last ones may take
+    keys and values from an earlier layer: the last of their own kind that has some. Raises UserError if there is
+    none."""
     widens = section.take_if("use_double_wide_mlp") or False
     taking = section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0
     own = kinds[: max(0, len(kinds) - taking)]
@@ -160,7 +161,7 @@ def _layers(section: Section, usual: Layer, mixers: dict[str, Attention], kinds:
 
 
 def _experts(section: Section) -> Experts | None:
-    """Read experts of every layer, next to an MLP; a token's weights are normalised, then scaled by expert."""
+    """Read experts that every layer has next to an MLP; None: config.json turns them off."""
     names = ("num_experts", "top_k_experts", "moe_intermediate_size")
     if not section.take_if("enable_moe_block"):
         section.asked.update(names)  # without effect then
@@ -172,7 +173,7 @@ def _experts(section: Section) -> Experts | None:
 
 
 def _kinds(section: Section, layers: int) -> list[str]:
-    """Read which layers have a sliding window; never the last one, whatever config.json says."""
+    """Return for each layer if it has a sliding window; the last one never has, whatever config.json says."""
     kinds = kinds_of_layers(section, layers, PATTERN)
     if SLIDING not in kinds[:-1]:
         raise UserError(f"{section.where}.layer_types has no {SLIDING!r} before the last layer; at least one is needed")
@@ -180,8 +181,8 @@ def _kinds(section: Section, layers: int) -> list[str]:
 
 
 def _with_far_heads(section: Section, near: Attention, far: list[int]) -> Attention:
-    """Return attention with the heads of the global layers, of the numbers `far`. Raises UserError if these differ from
-    layer to layer, or others have their own."""
+    """Return attention like `near` with the heads of the global layers, whose numbers are `far`. Raises UserError if
+    these differ from each other, or other layers have heads of their own."""
     alike = section.take("attention_k_eq_v")
     width = section.take_if("global_head_dim") or 512
     groups = section.take_if("num_global_key_value_heads")
@@ -200,7 +201,7 @@ def _with_far_heads(section: Section, near: Attention, far: list[int]) -> Attent
 
 
 def _rotation(section: Section) -> tuple[Rope, Rope]:
-    """Read RoPE of global layers, and of layers with a window."""
+    """Return RoPE of global layers, and of layers with a window. Raises UserError naming an unsupported field."""
     given: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
     usual: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
     near, far = (given.get(SLIDING), given.get(FULL)) if given else ({"rope_theta": 1e4}, usual)

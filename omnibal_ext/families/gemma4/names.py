@@ -11,7 +11,7 @@ LAYER = "language_model.model.layers.{n}"
 
 
 def language_weights() -> Iterator[Weight]:
-    """Yield the language model's weights. Keys may serve as values; the last layers may have queries only."""
+    """Yield names in files of the language model's weights; by layer QKV is whole, without values, or queries alone."""
     for weight in llama(branch_norms=True):
         layers = _has_keys if ".k_layernorm." in weight.ours else None
         if weight.ours.startswith(("mlp.", "pre_mlp_layernorm.")):
@@ -45,7 +45,7 @@ def _has_values(layer: Layer) -> bool:
 
 
 def _layer_input() -> Iterator[Weight]:
-    """Yield weights of per-layer inputs; tables and context matrices of all layers are one tensor in files."""
+    """Yield names of per-layer inputs' weights; files have tables and context matrices of all layers as one tensor."""
     model = "language_model.model"
     yield Weight("llm", "input.table", (f"{model}.embed_tokens_per_layer.weight",), part_of=1)
     yield Weight("llm", "input.context.weight", (f"{model}.per_layer_model_projection.weight",), part_of=0)
@@ -55,7 +55,7 @@ def _layer_input() -> Iterator[Weight]:
 
 
 def _mixture() -> Iterator[Weight]:
-    """Yield weights of experts, and of the MLP next to them, which has the names of a dense layer's."""
+    """Yield names of the weights of experts and of the MLP next to them, which has a dense layer's names in files."""
     yield Weight("llm", "mlp.router.weight", (f"{LAYER}.router.proj.weight",))
     yield Weight("llm", "mlp.router.scale", (f"{LAYER}.router.scale",))
     yield Weight("llm", "mlp.router.expert_scale", (f"{LAYER}.router.per_expert_scale",))
@@ -69,7 +69,7 @@ def _mixture() -> Iterator[Weight]:
 
 
 def vision_weights() -> Iterator[Weight]:
-    """Yield the weights of ViT and projector."""
+    """Yield names in files of the weights of ViT and projector."""
     embedder, layer = "vision_tower.patch_embedder", "vision_tower.encoder.layers.{n}"
     yield Weight("patch_embed", "projection.weight", (f"{embedder}.input_proj.weight",), "patches")
     yield Weight("patch_embed", "axis_positions", (f"{embedder}.position_embedding_table",))

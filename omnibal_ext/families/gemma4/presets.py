@@ -13,7 +13,7 @@ EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "mo
 
 
 def gemma_4_text(*sizes: int, **more: Any) -> dict[str, Any]:
-    """Return the language model of these sizes: heads of global layers are 512 wide, and their keys serve as values."""
+    """Return a language model's config.json: global layers with heads 512 wide, whose keys serve as values."""
     usual = {"sliding_window": 1024, "attention_k_eq_v": True, "use_bidirectional_attention": "vision"}
     usual |= {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0}
     return text(*sizes, 262144) | usual | more

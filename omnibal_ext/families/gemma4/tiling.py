@@ -8,14 +8,14 @@ from omnibal_ext.modalities.vision.tiling import Grid
 
 
 class Gemma4(Native):
-    """Squares of 3 x 3 patches, whose pixels the model scales."""
+    """Patches in squares of 3 x 3, of an image scaled to nearly the limit; pixels are normalised by the model."""
 
     name, read_as, square = "gemma4", "squares of 3 x 3 patches", 3
     normalizes, usual = False, patches(9, 2520)
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return patches a side for an image scaled to nearly `most`; a side of no square gets one, the other follows
-        the aspect ratio. Raises `Rejected` (too_narrow) if none are left."""
+        """Return (columns, rows) of patches of an image scaled to nearly `most`. A side shorter than a square becomes
+        one, the other follows the aspect ratio. Raises `Rejected` (too_narrow) if no square is left."""
         side, factor = self.square * tile_size, sqrt(most * tile_size**2 / (height * width))
         rows, columns = floor(factor * height / side), floor(factor * width / side)
         longest = most // self.square**2

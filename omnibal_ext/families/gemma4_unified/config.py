@@ -34,7 +34,7 @@ def read_gemma4_unified(name: str, config: Section) -> Architecture:
 
 
 def _patches(section: Section) -> VisionArchitecture:
-    """Read the patches. A square of the processor's patches is one patch here: it is embedded whole, as one token."""
+    """Read the embedding of patches as a ViT without layers; a square of the processor's patches is one patch here."""
     side = section.take("patch_size") * section.take("pooling_kernel_size")
     width = section.take("mm_embed_dim")
     section.must(model_patch_size=side, output_proj_dims=width)

@@ -6,7 +6,7 @@ from omnibal_ext.families.weights import Weight, linear
 
 
 def embedder_weights() -> Iterator[Weight]:
-    """Yield norms and matrices of patches; in files a patch's colours are last."""
+    """Yield names in files of the norms and matrices of patches, whose colours are last there."""
     embedder = "vision_embedder"
     for which in ("weight", "bias"):
         yield Weight("patch_embed", f"pixel_norm.{which}", (f"{embedder}.patch_ln1.{which}",), "pixels")

@@ -9,12 +9,12 @@ from omnibal_ext.modalities.vision.tiling import Processor
 
 
 class Gemma4Unified(Gemma4):
-    """Patches that are entire squares of the file's patches, scaled as Gemma 4's."""
+    """Patches as large as a square of the processor's patches; images are scaled as Gemma 4's."""
 
     name, read_as, square, usual = "gemma4_unified", "large patches", 1, patches(1, 280)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return the most patches of an image."""
+        """Return the most patches of an image, as a flag. Raises UserError for patches that are not the model's."""
         where, fields, wanted = processor.where, processor.fields, processor.model.vision.patch_size
         usual = {"patch_size": 16, "pooling_kernel_size": 3}
         patch, square = (SIDE(f"{where}: {name}", fields.get(name) or usual[name]) for name in usual)

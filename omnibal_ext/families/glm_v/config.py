@@ -36,7 +36,7 @@ def whole(
     name: str, config: Section, text: Section, vision: VisionArchitecture, language: LanguageArchitecture,
     merger_width: int, prompt: PromptFormat,
 ) -> Architecture:  # fmt: skip
-    """Assemble a model of these parts; `text` is the language model's section."""
+    """Return the model of these parts; `text`: the language model's section, `merger_width`: the projector's MLP's."""
     is_46v = config["model_type"] == "glm46v"  # whose class does not read what its language model's section says
     return Architecture(
         name,
@@ -52,7 +52,7 @@ def whole(
 
 
 def _prompt(config: Section) -> PromptFormat:
-    """Return the prompt: the folder's processor, not the model type, decides how a video's times are written."""
+    """Return how prompts are written; the folder's processor, not the model type, decides how a video's times are."""
     kind, markup = config["model_type"], "glm-4.6v"
     files = (config.folder / name for name in (PROCESSOR, OLD_PROCESSOR)) if config.folder else ()
     if kind != "glm46v" and GLM_46V_PROCESSOR not in map(_processor, files):
@@ -66,7 +66,7 @@ def _processor(file: Path) -> Any:
 
 
 def read_vision(tower: Section, out: int) -> VisionArchitecture:
-    """Read the ViT, whose output must be `out` wide, the language model's hidden size. Raises UserError otherwise."""
+    """Read the ViT. Raises UserError unless its output is `out` wide, as the language model's hidden states."""
     tower.must(in_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, spatial_merge_size=2)
     sizes = native_sizes(tower)
     if (given := tower.take("out_hidden_size")) != out:
@@ -93,8 +93,7 @@ def read_vision(tower: Section, out: int) -> VisionArchitecture:
 
 
 def read_dense(section: Section, head_size: int | None, qkv_bias: bool) -> LanguageArchitecture:
-    """Read a dense language model; `head_size` None: hidden size / heads. Raises UserError naming an unsupported
-    field."""
+    """Read a dense language model; `head_size` None: hidden size / heads. Raises UserError naming a bad field."""
     sizes = language_sizes(section, head_size)
     if head_size is None:
         if sizes.hidden_size % sizes.heads:
@@ -120,7 +119,7 @@ def _mixture(section: Section) -> LanguageArchitecture:
 
 
 def _attention(section: Section, sizes: Sizes, share: float, qkv_bias: bool) -> Attention:
-    """Read the attention of all layers; `share`: fraction of a head that is rotated if config.json does not say."""
+    """Return the attention of all layers; `share`: fraction of a head that RoPE rotates if config.json does not say."""
     section.must(hidden_act="silu", attention_dropout=0.0)
     rope, base = rotation_fields(section, ROTATION)
     rotated = int(sizes.head_dim * rotary_share(section, rope, share))
@@ -129,7 +128,7 @@ def _attention(section: Section, sizes: Sizes, share: float, qkv_bias: bool) -> 
 
 
 def _experts(section: Section) -> Experts:
-    """Read experts of the layers after the dense ones. Raises UserError for routing that core does not have."""
+    """Read experts of the layers behind the dense ones. Raises UserError for routing that Megatron does not have."""
     section.must(norm_topk_prob=True)
     count = section.take("n_routed_experts")
     chosen = chosen_experts(section, count)

@@ -19,7 +19,7 @@ LAYER = "language_model.model.layers.{n}"
 
 
 def vision_weights() -> Iterator[Weight]:
-    """Yield all weights but the language model's. GLM-OCR's ViT has other norms, and no learned positions."""
+    """Yield names of the weights of ViT and merger. GLM-OCR's ViT has other norms, and no learned positions."""
     layer, merger = "visual.blocks.{n}", "visual.merger"
     yield from linear("patch_embed", "projection", "visual.patch_embed.proj")
     yield Weight("patch_embed", "norm.weight", ("visual.post_conv_layernorm.weight",), when="vision.pre_norm")
@@ -39,7 +39,7 @@ def vision_weights() -> Iterator[Weight]:
 
 
 def dense_weights() -> Iterator[Weight]:
-    """Yield weights of GLM-4's language model: RoPE rotates neighbouring dimensions; gate and up are one matrix."""
+    """Yield names of the weights of GLM-4's language model, where RoPE rotates neighbours, and gate and up are one."""
     yield from outside_layers()
     norms = {"input_layernorm": "input", "self_attn_bda.norm": "post_self_attn"}
     norms |= {"pre_mlp_layernorm": "post_attention", "mlp_bda.norm": "post_mlp"}
@@ -52,7 +52,7 @@ def dense_weights() -> Iterator[Weight]:
 
 
 def mixture_weights(apart: bool) -> Iterator[Weight]:
-    """Yield MLPs in the first layers; in the others experts (a tensor for each if `apart`) and a shared expert."""
+    """Yield names of the weights: MLPs in the first layers, then experts (`apart`: a tensor each) and a shared one."""
     yield from all_but_perceptrons()
     yield from only(lambda layer: not layer.experts, perceptron("llm", "mlp", f"{LAYER}.mlp"))
     yield from only(lambda layer: layer.experts, _experts(apart))

@@ -16,7 +16,7 @@ MOST_BY_LENGTH = 640
 
 @dataclass(frozen=True, slots=True)
 class BySecond(VideoRule):
-    """Frames 1 / `fps` seconds apart; beyond `max_seconds`, as many as of that, spread evenly (GLM-4.1V)."""
+    """Frames 1 / `fps` seconds apart; beyond `max_seconds` as many as in these, spread evenly (GLM-4.1V)."""
 
     sampling: str = "by second"
     obeys: ClassVar[tuple[str, ...]] = ("fps", "max_seconds")
@@ -24,7 +24,7 @@ class BySecond(VideoRule):
     fills_pairs: ClassVar[bool] = True
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """Choose the frames, without duplicates."""
+        """Return the numbers of the frames that are seen, ascending, none twice."""
         if seconds <= self.max_seconds:
             steps = range(max(floor(seconds * self.fps), 1))
             found = [min(total - 1, ceil(step * rate / self.fps)) for step in steps]
@@ -44,8 +44,8 @@ class ByLength(BySecond):
     pace: ClassVar[str] = "6 frames a second, fewer of long videos"
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """Choose frames at the length's pace, without duplicates; spread evenly if that gives another number than
-        wanted."""
+        """Return the frames seen at the pace of the video's length, none twice; spread evenly if these are too few or
+        too many."""
         pace = next((steps for limit, steps in PACES if seconds <= limit), PACES[-1][1])
         count = min(int(min(seconds, PACES[-1][0]) * pace * FRAMES), MOST_BY_LENGTH)
         found = [] if total < count else _at_pace(total, rate, 1 / (FRAMES * pace), int(seconds))
@@ -64,7 +64,7 @@ VIDEO_RULES = {
 
 
 def _at_pace(total: int, rate: float, step: float, last_second: int) -> list[int]:
-    """Return the first frame at or after each step, up to the last full second."""
+    """Return the first frame at or after each multiple of `step` seconds, up to `last_second`."""
     found, second, a_frame = [], 0.0, 1 / rate
     for frame in range(total):
         if frame * a_frame >= second:

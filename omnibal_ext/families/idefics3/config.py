@@ -21,7 +21,7 @@ TEMPLATES = {128259: "idefics3"}
 
 
 def read_idefics3(name: str, config: Section) -> Architecture:
-    """Read a config.json of either. Raises UserError naming an unsupported field."""
+    """Read Idefics 3's or SmolVLM's config.json. Raises UserError naming an unsupported field."""
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)  # published ones are called as the whole is
     if not config.get("text_config"):

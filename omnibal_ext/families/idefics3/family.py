@@ -16,10 +16,10 @@ _FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_wor
 
 
 class Markup(ImageMarkup):
-    """Text of a line for each row of tiles, an empty line, then the entire image; of one tile only the last."""
+    """Text of an image: a line of tiles for each row, an empty line, the entire image; of one tile this alone."""
 
     def image_text(self, runs: TokenRuns) -> str:
-        """Return the text of each tile after its row and column, and of the thumbnail."""
+        """Return the text of an image: each tile's token behind its row and column, then the thumbnail's."""
         around = "<fake_token_around_image>"
         lines = (
             [f"{around}<row_{row + 1}_col_{column + 1}>{self.context}" for column in range(runs.columns)]

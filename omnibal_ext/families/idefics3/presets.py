@@ -17,7 +17,7 @@ SMOL_360M = text(32, 960, 15, 5, 2560, 49280, rope_theta=1e5)
 
 
 def _model(vision: dict[str, Any], language: dict[str, Any], square: int, token: int) -> Preset:
-    """Make a preset. `square`: patches a side that become one token; `token`: id of the image token."""
+    """Return a preset; `square`: side, in patches, of what becomes one token, `token`: id of the image token."""
     language = {**language, "rms_norm_eps": 1e-5}
     return Preset(
         {

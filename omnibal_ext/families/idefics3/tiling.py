@@ -18,15 +18,15 @@ USUAL, MOST_SIDE = (1456, 364), 4096
 
 
 class Split(TilingRule):
-    """Tiles, and behind them a thumbnail of the resized image; each is a run of tokens of its own."""
+    """Tiles, and behind them a thumbnail of the resized image; each has a run of tokens of its own."""
 
     name, read_as, side_fields = "split", "tiles with words between", ("max_image_size",)
     per_image, always_thumbnail, resampling = True, True, LANCZOS
     usual: Mapping[str, Any] = {"max-tiles": 16}
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return (columns, rows) of tiles: isqrt(`most`) on the longer side, rounded up by the aspect ratio on the
-        other."""
+        """Return (columns, rows) of tiles: isqrt(`most`) along the longer side; along the other as many as the aspect
+        ratio needs."""
         edge = isqrt(most) * tile_size
         inner_width, inner_height = at_edge(width, height, edge)
         if inner_width >= inner_height:
@@ -36,17 +36,17 @@ class Split(TilingRule):
         return ceil(inner_width / tile_size), ceil(inner_height / tile_size)
 
     def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
-        """Resize to nearly the image's aspect ratio, then to entire tiles, and of this make the thumbnail."""
+        """Return the tiles and a thumbnail of the image, which is resized by its aspect ratio, then to entire tiles."""
         size = (plan.columns * tile_size, plan.rows * tile_size)
         shaped = self.resize(image, at_edge(*image.size, max(size)))
         return super().cut(self.resize(shaped, size), plan, tile_size)
 
     def runs(self, image: TiledImage) -> TokenRuns:
-        """Return a run of tokens for each tile, and for the thumbnail."""
+        """Return a run of tokens for each tile, and one for the thumbnail."""
         return TokenRuns(image.rows, image.columns, image.thumbnail)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return the limit of tiles if the file sets an image's longer side."""
+        """Return the most tiles, from the longer side in the processor's file. Raises UserError for another tiling."""
         side, fields = processor.model.vision.image_size, processor.fields
         if not fields.get("do_image_splitting", True):
             raise processor.fault(
@@ -65,7 +65,7 @@ class Split(TilingRule):
 
 
 def at_edge(width: int, height: int, edge: int) -> tuple[int, int]:
-    """Scale (width, height) to a longer side of `edge` and an even shorter one."""
+    """Return (width, height) scaled so that the longer side is `edge`, the shorter one even, and at least 1."""
     if width >= height:
         shorter = int(edge / (width / height))
         return edge, max(1, shorter + shorter % 2)

@@ -17,7 +17,7 @@ LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": 
 
 
 def read_internvl(name: str, config: Section) -> Architecture:
-    """Read a config.json in transformers' form. Raises UserError naming an unsupported field."""
+    """Read InternVL's config.json in transformers' form. Raises UserError naming an unsupported field."""
     config.must(projector_hidden_act="gelu", vision_feature_select_strategy="default")
     tower, language = config.inner("vision_config", "internvl_vision"), config.inner("text_config", "qwen2")
     tower.must(use_absolute_position_embeddings=True, use_mask_token=False)
@@ -42,7 +42,7 @@ def read_internvl(name: str, config: Section) -> Architecture:
 
 
 def read_original(name: str, config: Section) -> Architecture:
-    """Read the form of InternVL's own repository. Raises UserError naming an unsupported field."""
+    """Read InternVL's config.json in its own repository's form. Raises UserError naming an unsupported field."""
     config.must(ps_version="v2", pad2square=False, use_backbone_lora=0, use_llm_lora=0)
     if config["ps_version"] != "v2":
         raise UserError(f"{config.where}.ps_version is missing, which means 'v1'; supported: 'v2'")

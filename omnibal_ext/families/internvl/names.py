@@ -6,7 +6,7 @@ from omnibal_ext.families.weights import Weight, embedding, linear, norm, split_
 
 
 def _intern_vit(layer: str, names: dict[str, str]) -> Iterator[Weight]:
-    """Yield what a layer has both in transformers and in InternVL's own code; `names`: those of its parts."""
+    """Yield names of a ViT layer's weights in either form; `names`: of its modules where the two forms differ."""
     yield from norm("vit", "input_layernorm", f"{layer}.{names['norm1']}")
     yield from norm("vit", "pre_mlp_layernorm", f"{layer}.{names['norm2']}")
     yield from linear("vit", "self_attention.linear_proj", f"{layer}.{names['projection']}")
@@ -20,7 +20,7 @@ def _intern_vit(layer: str, names: dict[str, str]) -> Iterator[Weight]:
 
 
 def internvl_weights() -> Iterator[Weight]:
-    """Yield the weights under transformers' names."""
+    """Yield names of the weights but the language model's, in transformers' form."""
     names = {"norm1": "layernorm_before", "norm2": "layernorm_after", "projection": "attention.projection_layer"}
     names |= {"scale1": "lambda_1", "scale2": "lambda_2", "attention": "attention"}
     layer, embeddings = "vision_tower.encoder.layer.{n}", "vision_tower.embeddings"
@@ -36,7 +36,7 @@ def internvl_weights() -> Iterator[Weight]:
 
 
 def original_weights() -> Iterator[Weight]:
-    """Yield the weights under the names of `InternVLChatModel`."""
+    """Yield names of the weights but the language model's, in the form of `InternVLChatModel`."""
     names = {"norm1": "norm1", "norm2": "norm2", "projection": "attn.proj"}
     names |= {"scale1": "ls1", "scale2": "ls2", "attention": "attn"}
     layer, embeddings = "vision_model.encoder.layers.{n}", "vision_model.embeddings"

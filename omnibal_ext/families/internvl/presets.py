@@ -40,7 +40,7 @@ IMAGE_TOKEN_IDS = {"internlm2": 92546, "qwen2": 151648, "qwen2.5": 151667, "qwen
 
 
 def assembled(vision: str, language: str, template: str | None = None) -> Preset:
-    """Assemble a ViT and a language model, with InternVL's projector and prompts."""
+    """Return a preset of a ViT and a language model, by name, with InternVL's projector and prompts."""
     token = IMAGE_TOKEN_IDS.get(language.split("-", 1)[0])
     config = {"vision_config": VISION_TOWERS[vision], "text_config": LANGUAGE_MODELS[language]}
     return Preset(

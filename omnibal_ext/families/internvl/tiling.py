@@ -8,30 +8,30 @@ from omnibal_ext.reading.fields import Fields
 
 
 class Internvl(TilingRule):
-    """Tiles of the grid whose aspect ratio is nearest to the image's."""
+    """The grid of tiles whose aspect ratio is nearest to the image's."""
 
     name = "internvl"
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return `internvl_grid` of the image."""
+        """Return (columns, rows) of the grid nearest to the image's aspect ratio (`internvl_grid`)."""
         return internvl_grid(width, height, tile_size, least, most)
 
     def own_flags(self, config: Fields) -> dict[str, Any]:
-        """Return the limits of tiles in InternVL's own config.json, as flags."""
+        """Return {flag of preprocessing: value} for limits of tiles in InternVL's own config.json."""
         flags = {"min_dynamic_patch": "min-tiles", "max_dynamic_patch": "max-tiles", "use_thumbnail": "thumbnail"}
         found = {flag: config[field] for field, flag in flags.items() if config.get(field) is not None}
         return found | ({"tiling": "fixed"} if config.get("dynamic_image_size") is False else {})
 
 
 class InternvlEach(Internvl):
-    """InternVL's tiling with limits of an image, not a conversation, as in transformers' processor."""
+    """InternVL's rule, but limits of tiles are each image's, not a conversation's, as in transformers' processor."""
 
     name, per_image = "internvl_each", True
 
 
 @cache
 def internvl_grids(min_tiles: int, max_tiles: int) -> tuple[Grid, ...]:
-    """Return all grids of `min_tiles` to `max_tiles` tiles by area, the order in which ties are broken."""
+    """Return all grids (columns, rows) of `min_tiles` to `max_tiles` tiles by area, which decides between equals."""
     sides = range(1, max_tiles + 1)
     grids = [(columns, rows) for columns in sides for rows in sides if min_tiles <= columns * rows <= max_tiles]
     return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
@@ -39,7 +39,7 @@ def internvl_grids(min_tiles: int, max_tiles: int) -> tuple[Grid, ...]:
 
 @lru_cache(maxsize=2**16)  # images of a corpus share a few sizes
 def internvl_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
-    """Return the grid whose aspect ratio is nearest to the image's.
+    """Return (columns, rows) of the grid whose aspect ratio is nearest to the image's.
 
     Of equally near ones a larger grid wins if the image has more than half of its pixels.
     """

@@ -72,7 +72,7 @@ def read_onevision(name: str, config: Section) -> Architecture:
 
 
 def _siglip(tower: Section, config: Section) -> VisionArchitecture:
-    """Read SigLIP, whose features are taken before the last norm."""
+    """Read SigLIP as a tower whose features are a layer's output, before the last norm."""
     return siglip(tower, layers_read(tower, config["vision_feature_layer"])[0])
 
 
@@ -96,7 +96,7 @@ def _of_llava(
 
 
 def _llava_template(language: Section) -> str | None:
-    """Return the chat template that the model was trained with, not its processor's, which does not end answers."""
+    """Return the chat template of the model's training, if known: that of its processor does not end answers."""
     if language["model_type"] == "mistral":
         return "mistral"
     return LLAVA_TEMPLATES.get(language.take("vocab_size"))

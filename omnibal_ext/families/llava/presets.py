@@ -30,7 +30,7 @@ IMAGE_TOKEN_IDS = {"vicuna": 32000, "mistral": 32000, "llama3": 128256, "yi": 64
 
 
 def assembled(vision: str, language: str, template: str | None = None, tiling: str = "pad") -> Preset:
-    """Assemble a ViT and a language model, with LLaVA's projector and prompts."""
+    """Return a preset of a ViT and a language model, by name, with LLaVA's projector and prompts."""
     token = IMAGE_TOKEN_IDS.get(language.split("-", 1)[0])
     config = _config("llava_next" if tiling == "anyres" else "llava", vision, language)
     return Preset(config, {"image_token_id": token, "chat_template": template})

@@ -31,26 +31,26 @@ CAP, TOLERATED = 9, 1.1
 
 
 class Fixed(OneTile):
-    """One stretched tile (LLaVA-Interleave)."""
+    """One tile, to which the image is stretched (LLaVA-Interleave)."""
 
     name = "fixed"
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return the limits, and the rule by which the processor makes a square."""
+        """Return limits and, where the folder has a processor, the rule by which that makes a square, as flags."""
         return super().limits(processor) | ({"tiling": square_rule(processor)} if processor.fields else {})
 
 
 class Pad(Fixed):
-    """One tile, padded to a square with the ViT's mean colour (LLaVA-1.5 as trained)."""
+    """One tile of the image, padded to a square with the mean colour of the ViT's pixels (LLaVA-1.5 as trained)."""
 
     name, ground = "pad", CLIP_GROUND
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return one tile. Raises `Rejected` (too_many_pixels)."""
+        """Return (1, 1). Raises `Rejected` (too_many_pixels) if the padded image would be too large."""
         return within(max(width, height) ** 2, f"{width} x {height} pixels, padded to a square")
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """Pad the image, then scale it."""
+        """Return the image padded to a square, then scaled to `size`."""
         from PIL import Image  # at first use: deciding needs none
 
         side = max(image.size)
@@ -60,23 +60,23 @@ class Pad(Fixed):
 
 
 class GreyPad(Pad):
-    """Padding of an image among several of LLaVA-OneVision's: grey."""
+    """`Pad` with grey: for each of several images of a conversation (LLaVA-OneVision)."""
 
     ground = SIGLIP_GROUND
 
 
 class Crop(OneTile):
-    """One tile, the centre square (LLaVA-1.5's published processor)."""
+    """One tile of the image's centre square (LLaVA-1.5's published processor)."""
 
     name = "crop"
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return one tile. Raises `Rejected` (too_many_pixels)."""
+        """Return (1, 1). Raises `Rejected` (too_many_pixels) if the image scaled to be cut would be too large."""
         pixels = tile_size**2 * max(width, height) // min(width, height)
         return within(pixels, f"{width} x {height} pixels, scaled to be cut")
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """Scale the shorter side, cut the longer one."""
+        """Return the image with its shorter side scaled to `size`, and its longer one cut."""
         (width, height), short = size, min(image.size)
         scaled = super().resize(image, (int(width * image.width / short), int(height * image.height / short)))
         left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
@@ -84,7 +84,7 @@ class Crop(OneTile):
 
 
 class AnyRes(TilingRule):
-    """Tiles in one of a few grids, padded with black, joined; a thumbnail first (LLaVA-1.6)."""
+    """Tiles in one of a few grids, padded with black, a thumbnail first; features are joined (LLaVA-1.6)."""
 
     name, read_as, per_image, always_thumbnail = "anyres", "joined tiles", True, True
     # Small images fit several equally well; the first one wins. The order is transformers', which reads the published
@@ -92,7 +92,7 @@ class AnyRes(TilingRule):
     grids: tuple[Grid, ...] = ((2, 1), (1, 2), (2, 2), (1, 3), (3, 1))
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return the grid that keeps most of the image's pixels, among these the one with least padding."""
+        """Return the one of `grids` that keeps most of the image's pixels, and of such the one with least padding."""
 
         def merit(grid: Grid) -> tuple[int, int]:
             full_width, full_height = grid[0] * tile_size, grid[1] * tile_size
@@ -104,7 +104,7 @@ class AnyRes(TilingRule):
         return max(allowed, key=merit, default=(1, 1))
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """Scale the image into the grid, at its centre."""
+        """Return the image scaled into `size` (the grid's pixels), at its centre, on black."""
         from PIL import Image  # at first use: deciding needs none
 
         (width, height), (full_width, full_height) = image.size, size
@@ -117,12 +117,11 @@ class AnyRes(TilingRule):
         return ground
 
     def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
-        """Cut the tiles, the thumbnail first."""
+        """Return the thumbnail and the tiles: uint8 [plan.tiles, tile_size, tile_size, 3]."""
         return np.roll(super().cut(image, plan, tile_size), int(plan.thumbnail), axis=0)
 
     def order(self, image: TiledImage, tokens_per_tile: float) -> FeatureOrder:
-        """Return the order of joined features. Raises UserError if a tile's are no square or the image's size is
-        missing."""
+        """Return which feature each token is. Raises UserError without the image's size, or if tiles are no squares."""
         side = isqrt(int(tokens_per_tile))
         if side * side != int(tokens_per_tile):
             raise UserError(
@@ -133,12 +132,12 @@ class AnyRes(TilingRule):
         return self.joined((image.width, image.height), (image.columns, image.rows), side, image.thumbnail)
 
     def joined(self, size: tuple[int, int], grid: Grid, side: int, thumbnail: bool) -> FeatureOrder:
-        """Return the order for an image of `size` pixels in tiles of `side` features a side."""
+        """Return which feature each token of an image of `size` pixels is; tiles have `side` x `side` features."""
         return FeatureOrder(image_sources(size, grid, side))
 
 
 class AnyResMax9(AnyRes):
-    """Joined tiles in grids of up to 6 x 6, downsampled (LLaVA-OneVision)."""
+    """Joined tiles of grids up to 6 x 6; many are downsampled (LLaVA-OneVision)."""
 
     name, read_as, per_image = "anyres_max_9", "joined tiles, downsampled", False
     grids = tuple((columns, rows) for rows in range(1, 7) for columns in range(1, 7))
@@ -146,16 +145,16 @@ class AnyResMax9(AnyRes):
     among_several = GreyPad()
 
     def layout(self, size: tuple[int, int], images: int, tile_size: int, least: int, most: int) -> tuple[Grid, bool]:
-        """Return the grid and whether there is a thumbnail: of one tile too, but not for an image among several."""
+        """Return the grid, and whether there is a thumbnail: always, but not for an image among several."""
         rule = self.among_several if images > 1 else self
         return rule.grid(*size, tile_size, least, most), images == 1
 
     def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
-        """Cut the tiles; an image without a thumbnail is one among several."""
+        """Return thumbnail and tiles; an image without a thumbnail is one among several: one tile, padded grey."""
         return super().cut(image, plan, tile_size) if plan.thumbnail else self.among_several.cut(image, plan, tile_size)
 
     def joined(self, size: tuple[int, int], grid: Grid, side: int, thumbnail: bool) -> FeatureOrder:
-        """Return the order, downsampled if joined tiles have many more features than `CAP` tiles."""
+        """Return which features each token is; joined tiles are downsampled if they have many more than `CAP` tiles."""
         if not thumbnail:
             return super().joined(size, grid, side, thumbnail)
         kept, first = _joined(size, grid, side), np.arange(side * side)
@@ -166,7 +165,7 @@ class AnyResMax9(AnyRes):
 
 
 def square_rule(processor: Processor) -> str:
-    """Return the rule by which a LLaVA model's processor makes a square, with the processor's defaults.
+    """Return the rule, "pad", "crop" or "fixed", by which a LLaVA model's processor makes a square, with its defaults.
 
     CLIP's (LLaVA-1.5) pads if `do_pad`, else crops; SigLIP's stretches. Raises UserError if it makes no square of the
     model's size.
@@ -187,14 +186,14 @@ def square_rule(processor: Processor) -> str:
 
 
 def within(pixels: int, what: str) -> Grid:
-    """Return one tile. Raises `Rejected` (too_many_pixels) if the intermediate image would be too large."""
+    """Return (1, 1), the grid of one tile. Raises `Rejected` (too_many_pixels) if `what` has over `MAX_CANVAS`."""
     if pixels > MAX_CANVAS:
         raise Rejected("too_many_pixels", f"{what}, are {pixels}, limit {MAX_CANVAS}; cut it into parts")
     return (1, 1)
 
 
 def image_sources(size: tuple[int, int], grid: Grid, side: int) -> NDArray[np.int64]:
-    """Return the feature numbers of one image, with NEWLINE: int64 [tokens].
+    """Return the number of the feature that each token of an image is, or NEWLINE: int64 [tokens].
 
     `size`: (width, height) in pixels. `grid`: (columns, rows) of tiles. `side`: features in a tile's row. Features are
     numbered tile by tile from the thumbnail on; an image of one tile has the thumbnail only.
@@ -206,19 +205,19 @@ def image_sources(size: tuple[int, int], grid: Grid, side: int) -> NDArray[np.in
 
 
 def _joined(size: tuple[int, int], grid: Grid, side: int) -> NDArray[np.int64]:
-    """Return the feature numbers of the joined tiles, without padding: [rows, columns]."""
+    """Return the numbers of the joined tiles' features, as they lie in the image, without padding: [rows, columns]."""
     (columns, rows), tile = grid, side * side
     tiles = np.arange(tile, tile * (1 + columns * rows)).reshape(rows, columns, side, side)
     return _unpadded(tiles.transpose(0, 2, 1, 3).reshape(rows * side, columns * side), size)
 
 
 def _lines(kept: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Add NEWLINE at the end of every row: [rows, columns, ...] -> [rows, columns + 1, ...]."""
+    """Return feature numbers with NEWLINE behind each row: [rows, columns, ...] -> [rows, columns + 1, ...]."""
     return np.concatenate([kept, np.full((len(kept), 1, *kept.shape[2:]), NEWLINE)], axis=1)
 
 
 def _downsampled(kept: NDArray[np.int64], longer: float, first: FeatureOrder) -> FeatureOrder:
-    """Return `first`, then joined tiles whose sides are `longer` times what they may be."""
+    """Return `first`, then the joined tiles' features (`kept`) interpolated to sides `longer` times as short."""
     height, width = kept.shape
     rows, row_shares = _between(height, int(height // longer))
     columns, column_shares = _between(width, int(width // longer))
@@ -236,7 +235,7 @@ def _downsampled(kept: NDArray[np.int64], longer: float, first: FeatureOrder) ->
 
 
 def _between(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Interpolate `length` values linearly to `shorter`: two indices for each, and their weights, [2, shorter]."""
+    """Return how to interpolate `length` values to `shorter`: two indices of each, and their weights, [2, shorter]."""
     ratio = np.float32(length) / np.float32(shorter)
     # Rounded once, as torch's fused multiplication does.
     at = np.maximum(float(ratio) * (np.arange(shorter) + 0.5) - 0.5, 0).astype(np.float32)
@@ -246,7 +245,7 @@ def _between(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def _unpadded(joined: NDArray[np.int64], size: tuple[int, int]) -> NDArray[np.int64]:
-    """Cut off the padding of an image that was fitted into the grid and centred, with LLaVA's rounding."""
+    """Cut off the features of padding: the image was fitted into the grid and centred, with LLaVA's rounding."""
     (width, height), (full_height, full_width) = size, joined.shape
     if width / height > full_width / full_height:
         margin = (full_height - int(round(height * (full_width / width), 7))) // 2

@@ -6,7 +6,7 @@ from omnibal_ext.families.weights import Weight, linear, perceptron
 
 
 def pixtral_weights() -> Iterator[Weight]:
-    """Yield the ViT's weights; it has no biases."""
+    """Yield names in files of the weights of Pixtral's ViT, which has no biases."""
     layer = "vision_tower.transformer.layers.{n}"
     yield Weight("patch_embed", "projection.weight", ("vision_tower.patch_conv.weight",), "one_frame")
     yield Weight("patch_embed", "norm.weight", ("vision_tower.ln_pre.weight",))
@@ -19,7 +19,7 @@ def pixtral_weights() -> Iterator[Weight]:
 
 
 def merger_weights() -> Iterator[Weight]:
-    """Yield the weights of Mistral 3's merger."""
+    """Yield names in files of the weights of Mistral 3's merger, the projector."""
     projector = "multi_modal_projector"
     yield Weight("projector", "norm.weight", (f"{projector}.norm.weight",))
     yield Weight("projector", "merge.weight", (f"{projector}.patch_merger.merging_layer.weight",), "squares")

@@ -12,13 +12,13 @@ from omnibal_ext.modalities.vision.tiling import SQUARE, Grid, Processor, TiledI
 
 
 class NativeEdge(Native):
-    """Patches of images within a square of the most patches, rounded up; each row of features is a run of tokens."""
+    """Patches of images that fit into a square of `most` patches, rounded up; a row of features is a run of tokens."""
 
     name, read_as = "native_edge", "rows of squares"
     needs_image_starts, usual = False, patches(1, 110**2)
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return patches a side, in entire squares, for an image shrunk to fit. Raises `Rejected` (too_narrow)."""
+        """Return (columns, rows) of patches, in entire squares, of the image shrunk to fit. May raise `Rejected`."""
         side = SQUARE * tile_size
         edge = isqrt(most) // SQUARE * side
         ratio = max(height / edge, width / edge)
@@ -29,11 +29,11 @@ class NativeEdge(Native):
         return ((width - 1) // side + 1) * SQUARE, ((height - 1) // side + 1) * SQUARE
 
     def runs(self, image: TiledImage) -> TokenRuns:
-        """Return a run of tokens for each row of squares."""
+        """Return a run of tokens for each row of squares of patches."""
         return TokenRuns(image.rows // SQUARE)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return the limit of patches if the file limits the longer side; processor_config.json has their size."""
+        """Return the most patches if the file limits the longer side. Raises UserError for patches not the model's."""
         own, side = processor.where.with_name(PROCESSOR), processor.model.vision.patch_size
         fields, square, edge = read_fields(own), side * SQUARE, processor.limit("longest_edge")
         usual = {"patch_size": 16, "spatial_merge_size": 1}

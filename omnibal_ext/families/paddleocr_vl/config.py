@@ -34,7 +34,7 @@ def read_paddleocr(name: str, config: Section) -> Architecture:
 
 
 def _language_section(config: Section) -> Section:
-    """Return the language model's section; published files have its fields on the top level instead, and no section."""
+    """Return the language model's section; in published files its fields are those of the top level."""
     if config.take_if("text_config", mapping(anything)) is not None:
         section = config.inner("text_config", TEXT)
         section.must_be(TEXT)

@@ -18,7 +18,7 @@ UNREAD = names("compression_ratio ignored_index rope_is_neox_style use_3d_rope w
 
 
 def weights() -> Iterator[Weight]:
-    """Yield the weights of ViT and merger."""
+    """Yield names in files of the weights of ViT and merger."""
     tower = "visual.vision_model"
     patches = f"{tower}.embeddings.patch_embedding"
     yield Weight("patch_embed", "projection.weight", (f"{patches}.weight",), "one_frame")

@@ -14,18 +14,19 @@ whole ones that stand for them -> pixels."""
 
 
 class NativeWidened(Native):
-    """Patches of images that are enlarged first if narrower than a square, one side after the other."""
+    """Patches of images whose sides, if shorter than a square of patches, are first enlarged to it, height first."""
 
     name, usual = "native_widened", patches(752, 12037)
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return `Native.grid` of the image enlarged to at least a square's side, within limits of `PIXELS`."""
+        """Return (columns, rows) of patches, in entire squares, of the image as enlarged; where `least` or `most` is a
+        key of `PIXELS`, its number of pixels is the limit. Raises `Rejected` (too_narrow)."""
         exact = PIXELS if tile_size == PATCH else {}
         limits = (exact.get(count, count * tile_size**2) for count in (least, most))
         return square_grid(*widened(width, height, SQUARE * tile_size), tile_size, *limits)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return `Native.limits`, also for numbers of pixels in `PIXELS`, which are no whole patches."""
+        """Return `Native.limits`; pixels in `PIXELS`, no whole patches, are read as the patches they stand for."""
         fields = processor.fields
         given: dict[str, Any] = {name: fields.get(name) for name in ("min_pixels", "max_pixels") if name in fields}
         size = fields.get("size")
@@ -34,7 +35,7 @@ class NativeWidened(Native):
 
 
 def widened(width: int, height: int, side: int) -> tuple[int, int]:
-    """Return width and height; where one is shorter than `side`, scaled so that it is as long."""
+    """Return (width, height) enlarged in proportion, first to a height, then to a width, of at least `side`."""
     if height < side:
         width, height = round(width * side / height), side
     if width < side:
@@ -43,6 +44,6 @@ def widened(width: int, height: int, side: int) -> tuple[int, int]:
 
 
 def _in_patches(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace numbers of pixels in `PIXELS` by those of the patches that stand for them."""
+    """Return fields with limits of pixels found in `PIXELS` rounded to the whole patches that stand for them."""
     whole = {pixels: count * PATCH**2 for count, pixels in PIXELS.items()}
     return {name: whole.get(value, value) for name, value in fields.items()}

@@ -65,7 +65,7 @@ def _language(section: Section, second: bool) -> LanguageArchitecture:
 
 
 def _of_the_second(section: Section, sizes: Sizes, usual: Attention) -> list[Layer]:
-    """Make the layers of Gemma 2 (PaliGemma 2)."""
+    """Return the layers of Gemma 2 (PaliGemma 2), which cap scores, with a window in every other if not listed."""
     scale = section.take("query_pre_attn_scalar")
     kinds = kinds_of_layers(section, sizes.layers, 2)
     window = section.take("sliding_window") if SLIDING in kinds else None

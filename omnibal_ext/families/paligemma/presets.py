@@ -11,7 +11,7 @@ SIDES = (224, 448, 896)
 
 
 def _text(kind: str, *sizes: int, **more: Any) -> dict[str, Any]:
-    """Return sizes with 257216 tokens: location, segmentation and image tokens included."""
+    """Return a language model's config.json with 257216 words: location, segmentation and image tokens included."""
     return text(*sizes, 257216, model_type=kind, **more)
 
 

@@ -19,7 +19,7 @@ ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)
 
 
 def read_linear_language(section: Section) -> LanguageArchitecture:
-    """Read the language model that a section describes. Raises UserError naming an unsupported field."""
+    """Read a Qwen3.5 language model, mostly of linear attention. Raises UserError naming an unsupported field."""
     section.must(hidden_act="silu", attention_bias=False, attention_dropout=0.0, attn_output_gate=True)
     is_mixture = section["model_type"] == "qwen3_5_moe_text"
     sizes = language_sizes(section, section.take("head_dim"), is_mixture)
@@ -37,7 +37,7 @@ def read_linear_language(section: Section) -> LanguageArchitecture:
 
 
 def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:
-    """Return the number of a head's rotary dimensions; a quarter of all if config.json does not say."""
+    """Return how many dimensions of a head RoPE rotates; a quarter if config.json does not say."""
     share = rotary_share(section, rope, 0.25)
     rotated = int(head_size * share)
     if rotated % 2 or not rotated:
@@ -62,7 +62,7 @@ def _linear(section: Section) -> LinearAttention:
 
 
 def _experts(section: Section) -> Experts:
-    """Read experts of every layer; a token's weights are normalised, whatever config.json says."""
+    """Read experts of every layer; a token's weights are normalised to sum 1, whatever config.json says."""
     section.must(decoder_sparse_step=1, norm_topk_prob=True)
     count = section.take("num_experts")
     balance, shared = section.take("router_aux_loss_coef"), "shared_expert_intermediate_size"

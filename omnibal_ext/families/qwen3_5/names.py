@@ -6,7 +6,7 @@ from omnibal_ext.families.weights import Weight, experts, only, outside_layers, 
 
 
 def language_weights(mixture: bool, apart: bool = False) -> Iterator[Weight]:
-    """Yield weights: linear attention in some layers; MLPs or experts, with a tensor for each if `apart`."""
+    """Yield names of the language model's weights; `mixture`: experts for MLPs, `apart`: a tensor for each in files."""
     layer = "language_model.model.layers.{n}"
     attention, net = f"{layer}.self_attn", f"{layer}.linear_attn"
     yield from outside_layers()

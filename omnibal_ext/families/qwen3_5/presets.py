@@ -12,13 +12,13 @@ ROPE = {"rope_theta": 1e7}
 
 
 def _dense(*sizes: int, linear: int) -> dict[str, Any]:
-    """Return fields of a dense model; `linear`: value heads of linear attention."""
+    """Return a dense language model's config.json; `linear`: value heads of linear attention."""
     words = text(*sizes, 248320, linear_num_value_heads=linear, rope_parameters=ROPE)
     return {"model_type": "qwen3_5", "vision_config": {"out_hidden_size": sizes[1]}, "text_config": words}
 
 
 def _mixture(*sizes: int, linear: int) -> dict[str, Any]:
-    """Return fields of a model with experts and a shared expert, all of the last of `sizes` as intermediate size."""
+    """Return a language model's config.json with experts and a shared one, as wide as the last of `sizes`."""
     config, width = _dense(*sizes, linear=linear), sizes[-1]
     config["text_config"] |= {"moe_intermediate_size": width, "shared_expert_intermediate_size": width}
     return config | {"model_type": "qwen3_5_moe"}

@@ -22,7 +22,7 @@ OVER_BOTH = ModelType({**WHISPER, "n_window": 50, "n_window_infer": 800, "downsa
 
 
 def read_audio(tower: Section, width: int) -> AudioArchitecture:
-    """Read an `audio_config`; `width`: of the language model. Raises UserError naming an unsupported field."""
+    """Read an `audio_config`; `width`: of the language model, and of its output. Raises UserError naming a field."""
     over_both = "downsample_hidden_size" in tower.model_type.defaults
     if (out := tower.take("output_dim", SIZE)) != width:
         raise UserError(f"{tower.where}: its output is {out} wide, the language model's hidden_size is {width}")
@@ -66,8 +66,8 @@ def _layers(key_bias: bool) -> Iterator[Weight]:
 
 
 def over_time() -> Iterator[Weight]:
-    """Yield weights of two convolutions over time, layers, and a matrix behind averaged pairs of rows
-    (Qwen2.5-Omni)."""
+    """Yield names of the weights of Qwen2.5-Omni's audio encoder: convolutions over time, layers, a matrix behind
+    averaged pairs of rows."""
     for number in (1, 2):
         yield from linear("audio_embed", f"convolutions.{number - 1}", f"audio_tower.conv{number}")
     yield from _layers(key_bias=False)
@@ -76,7 +76,7 @@ def over_time() -> Iterator[Weight]:
 
 
 def over_both() -> Iterator[Weight]:
-    """Yield weights of three convolutions over time and frequency, layers, a two-layer perceptron (Qwen3-Omni)."""
+    """Yield names of the weights of Qwen3-Omni's audio encoder: convolutions over time and mel bins, layers, an MLP."""
     for number in (1, 2, 3):
         yield from linear("audio_embed", f"convolutions.{number - 1}", f"audio_tower.conv2d{number}")
     yield Weight("audio_embed", "projection.weight", ("audio_tower.conv_out.weight",))

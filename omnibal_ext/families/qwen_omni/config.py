@@ -40,7 +40,7 @@ def read_thinker(name: str, config: Section, code: Generation) -> Architecture:
 
 
 def read_whole(name: str, config: Section, code: Generation) -> Architecture:
-    """Read the thinker in a whole model's config.json."""
+    """Read the thinker out of a whole model's config.json, which has talker and vocoder too."""
     inner = config.inner("thinker_config", f"{config['model_type']}_thinker", always=True)
     model = read_thinker(name, replace(inner, folder=config.folder), code)
     inner.refuse_unread()

@@ -54,14 +54,14 @@ MERGERS = {
 
 
 def _apart(weights: Iterable[Weight]) -> Iterator[Weight]:
-    """Yield Qwen2.5-VL's weights, but with query, key and value of the ViT as one each."""
+    """Yield Qwen2.5-VL's names of weights, but with the ViT's query, key and value as a tensor each."""
     for weight in weights:
         three = tuple(weight.theirs[0].replace(".qkv.", f".{one}.") for one in "qkv")
         yield replace(weight, theirs=three, form="vision_qkv") if len(set(three)) == len(three) else weight
 
 
 def _renamed(weights: Iterable[Weight]) -> Iterator[Weight]:
-    """Yield Qwen3-VL's weights under Qwen3-Omni's names."""
+    """Yield Qwen3-VL's names of weights as Qwen3-Omni has them."""
     for weight in weights:
         (name,) = weight.theirs
         for theirs, ours in MERGERS.items() if weight.kind == "projector" else ():
@@ -70,7 +70,7 @@ def _renamed(weights: Iterable[Weight]) -> Iterator[Weight]:
 
 
 def _models(stem: str, prefix: str, code: Generation, fields: ModelType) -> dict[str, Model]:
-    """Return whole models, and thinkers alone, which have these fields; `prefix`: of transformers' classes."""
+    """Return models by type: whole (`stem`), and thinkers alone; `prefix`: of transformers' names of classes."""
     alone = Model(
         fields,
         partial(read_thinker, code=code),

@@ -9,12 +9,12 @@ from omnibal_ext.modalities.vision.tiling import FRAMES
 
 @dataclass(frozen=True, slots=True)
 class Clocked(Even):
-    """Qwen2-VL's frames; a step takes as long as `fps` says, also of a video of which `max_frames` are seen."""
+    """Qwen2-VL's frames, but with steps as long as `fps` says, even if `max_frames` leaves fewer frames a second."""
 
     has_own_sizes: ClassVar[bool] = True
 
     def step_seconds(self, rate: float) -> float:
-        """Return the seconds of `FRAMES` frames at `fps`, whatever the mean `rate` of those that are seen."""
+        """Return the seconds that `FRAMES` frames take at `fps`, whatever the true `rate`."""
         return FRAMES / self.fps
 
 

@@ -31,7 +31,7 @@ OUTER = (
 
 @dataclass(frozen=True)
 class Generation:
-    """Properties of a model type's code, whatever config.json says."""
+    """What the code of a model type does, whatever config.json says."""
 
     template: str
     """Chat template, if the folder has none."""
@@ -46,7 +46,7 @@ class Generation:
 
 
 def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
-    """Read a config.json of this generation. Raises UserError naming an unsupported field."""
+    """Read a Qwen model's config.json as its generation's `code` does. Raises UserError naming a bad field."""
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
     model = _language(config, f"{kind}_text", code.read_language)
@@ -58,7 +58,7 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
 def with_tower(
     name: str, tower: Section, model: LanguageArchitecture, code: Generation, **of_whole: Any
 ) -> Architecture:
-    """Assemble a language model and the ViT of a section. Raises UserError naming an unsupported field."""
+    """Return the model of a language model and the ViT of a section. Raises UserError naming an unsupported field."""
     tower.must(in_channels=3, in_chans=3)
     later = code.windows or code.learned
     if (out := tower.take("out_hidden_size" if later else "hidden_size")) != model.hidden_size:

@@ -6,7 +6,7 @@ from omnibal_ext.families.weights import Weight, linear, native_blocks, native_p
 
 
 def qwen2_weights(later: bool) -> Iterator[Weight]:
-    """Yield the weights of Qwen2-VL or, if `later`, of Qwen2.5-VL."""
+    """Yield names of the weights of Qwen2-VL's ViT and merger or, if `later`, of Qwen2.5-VL's."""
     layer, merger = "visual.blocks.{n}", "visual.merger"
     yield Weight("patch_embed", "projection.weight", ("visual.patch_embed.proj.weight",))
     yield from native_blocks()
@@ -21,7 +21,7 @@ def qwen2_weights(later: bool) -> Iterator[Weight]:
 
 
 def qwen3_weights() -> Iterator[Weight]:
-    """Yield the weights of Qwen3-VL."""
+    """Yield names of the weights of Qwen3-VL's ViT and mergers."""
     layer = "visual.blocks.{n}"
     yield from linear("patch_embed", "projection", "visual.patch_embed.proj")
     yield Weight("patch_embed", "positions", ("visual.pos_embed.weight",))

@@ -15,7 +15,7 @@ def _qwen2(*sizes: int, tied: bool = False) -> Preset:
 
 
 def _qwen2_5(*sizes: int, inner: int, tied: bool = False) -> Preset:
-    """Make a preset of Qwen2.5-VL; `inner`: intermediate size of the ViT."""
+    """Return a preset of Qwen2.5-VL; `inner`: width of the ViT's MLP."""
     vision = {"hidden_size": 1280, "out_hidden_size": sizes[1], "intermediate_size": inner, "tokens_per_second": 2}
     return _model("qwen2_5_vl", vision, qwen(*sizes), tied)
 

@@ -11,10 +11,10 @@ from omnibal_ext.modalities.vision.tiling import FRAMES
 
 @dataclass(frozen=True, slots=True)
 class Even(VideoRule):
-    """An even number of frames from the first one on, `fps` a second (Qwen2-VL)."""
+    """An even number of frames, spaced evenly from the first one on, near `fps` a second (Qwen2-VL)."""
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """Choose frames with torch.arange, which rounds as transformers does; a frame beyond the last is dropped."""
+        """Return the numbers of the frames by torch.arange, which rounds as transformers; none beyond the last."""
         import torch  # which only this rule of all needs
 
         most = floor(min(self.max_frames, total) / FRAMES) * FRAMES
@@ -31,7 +31,7 @@ class Spread(VideoRule):
     sampling: str = "spread"
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """Choose frames with numpy, to round as transformers does."""
+        """Return the numbers of the frames by numpy, to round as transformers does."""
         count = min(max(int(total / rate * self.fps), self.min_frames), self.max_frames, total)
         frames: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
         return frames

@@ -82,7 +82,7 @@ LANGUAGES: dict[str, tuple[ModelType, Llama]] = {
 
 
 def read_language(section: Section) -> LanguageArchitecture:
-    """Read any of them from a section; unsupported fields are in its `faults`, or raise UserError."""
+    """Read a language model of `LANGUAGES`; unsupported fields are in `section.faults`, or raise UserError."""
     kind = section["model_type"]
     if kind not in LANGUAGES:
         raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")

@@ -28,7 +28,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Llama:
-    """Properties of the code of a model type with Llama's layers, whatever config.json says."""
+    """What the code of a model type with Llama's layers does, whatever config.json says."""
 
     rotation: Rotation = PLAIN
     bias: str = "attention_bias"
@@ -62,16 +62,16 @@ class Sizes:
     older: Older
 
     def attention(self, **more: Any) -> Attention:
-        """Make attention with these heads."""
+        """Return attention with these heads; `more`: its other fields."""
         return Attention(self.heads, self.kv_heads, self.head_dim, **more)
 
     def model(self, layers: Iterable[Layer], **more: Any) -> LanguageArchitecture:
-        """Make a model of these layers."""
+        """Return a model of these layers; `more`: its other fields."""
         return LanguageArchitecture(tuple(layers), self.hidden_size, self.vocab_size, self.norm_epsilon, **more)
 
 
 def language_sizes(section: Section, head_size: int | None, mixture: bool = False) -> Sizes:
-    """Read a language model's sizes; a `mixture` has experts instead of MLPs. `head_size`: None: hidden size / heads.
+    """Read a language model's sizes; `mixture`: experts instead of MLPs, `head_size` None: hidden size / heads.
 
     Raises UserError if the key-value heads do not divide the heads.
     """
@@ -93,14 +93,14 @@ def language_sizes(section: Section, head_size: int | None, mixture: bool = Fals
 
 
 def grouped_sizes(section: Section, mixture: bool = False) -> Sizes:
-    """Read `language_sizes` where config.json says a head's width. Raises UserError as `check_groups` does."""
+    """Read `language_sizes` with config.json's width of a head. Raises UserError as `check_groups`."""
     sizes = language_sizes(section, section.take("head_dim"), mixture)
     check_groups(section, sizes.heads, sizes.kv_heads, sizes.head_dim)
     return sizes
 
 
 def check_groups(section: Section, heads: int, kv_heads: int, head_size: int) -> None:
-    """Raise UserError if key-value heads do not divide the heads, or heads have an odd width."""
+    """Raise UserError if key-value heads do not divide the heads, or a head's width is odd."""
     if heads % kv_heads or head_size % 2:
         raise UserError(
             f"{section.where}: {heads} heads of width {head_size} and {kv_heads} of keys and values; supported: "
@@ -109,8 +109,8 @@ def check_groups(section: Section, heads: int, kv_heads: int, head_size: int) ->
 
 
 def kinds_of_layers(section: Section, layers: int, every: int, other: str = SLIDING) -> list[str]:
-    """Return `FULL` or `other` for each layer; if config.json does not say, every `every`-th is `FULL`. Raises
-    UserError for others, and for more or fewer than there are layers."""
+    """Return `FULL` or `other` for each layer, as `layer_types` says; without that, each `every`-th is `FULL`. Raises
+    UserError for other kinds, or another number than `layers`."""
     usual = [other if number % every else FULL for number in range(1, layers + 1)]
     kinds = section.take_if("layer_types", listing(text)) or usual
     if len(kinds) != layers or set(kinds) - {other, FULL}:
@@ -121,8 +121,8 @@ def kinds_of_layers(section: Section, layers: int, every: int, other: str = SLID
 
 
 def chosen_experts(section: Section, count: int, field: str = "num_experts_per_tok", least: int = 2) -> int:
-    """Read the number of a token's experts: `least` to `count`. The normalised weight of a single one is always 1, from
-    which a router learns nothing. Raises UserError for other numbers."""
+    """Return how many experts a token has, from `field`. Raises UserError unless `least` to `count`: of one alone the
+    normalised weight is always 1, from which a router learns nothing."""
     chosen = section.take(field)
     if not least <= chosen <= count:
         raise UserError(f"{section.where}.{field} is {chosen}; supported: {least} up to the {count} experts")
@@ -130,7 +130,7 @@ def chosen_experts(section: Section, count: int, field: str = "num_experts_per_t
 
 
 def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
-    """Read the language model of a section; unsupported fields are in its `faults`, or raise UserError."""
+    """Read a language model with Llama's layers; unsupported fields are in `section.faults`, or raise UserError."""
     section.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
     section.must(**{code.bias: False})
     rope, base = rotation_fields(section, code.rotation)
@@ -153,7 +153,7 @@ def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
 
 
 def _slides(section: Section, always: bool) -> bool:
-    """Return whether any layer has a sliding window; as in transformers, `layer_types` precedes `max_window_layers`."""
+    """Return whether any layer has a sliding window; `layer_types` decides before `max_window_layers`."""
     slides = always or bool(section.take_if("use_sliding_window"))
     kinds = section.take_if("layer_types", listing(text))
     if set(kinds or ()) - ({FULL, SLIDING} if slides else {FULL}):
@@ -165,7 +165,7 @@ def _slides(section: Section, always: bool) -> bool:
 
 
 def _experts(section: Section, always: bool) -> Experts:
-    """Read the experts of every layer. Raises UserError if a layer has none, or for an unsupported number."""
+    """Read experts, which all layers must have (else a fault of the section). Raises UserError for too few a token."""
     section.must(decoder_sparse_step=1)
     if section.get("mlp_only_layers"):
         section.must(mlp_only_layers=[])
@@ -179,15 +179,15 @@ def _experts(section: Section, always: bool) -> Experts:
 
 
 def tied_as_either_says(config: Section) -> bool:
-    """Return what `tied` does, for models whose older files say it in the language model's section."""
+    """Return what `tied` does, where older files say it in the language model's section instead."""
     inner = config.take_if("text_config", mapping(anything)) or {}
     outside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
     return tied(config, outside)
 
 
 def tied(config: Section, inside: bool = False) -> bool:
-    """Return whether word embedding and head share one weight, as transformers decides: as the config says, or its
-    language model's section (`inside`), unless the weights hold a head of their own."""
+    """Return whether word embedding and head share one weight, as transformers decides: if config.json says so, or
+    `inside` (its language model's section does), unless the folder's weights hold a head of their own."""
     said = config.take("tie_word_embeddings") or inside
     return said and not (config.folder and _has_head(config.folder))
 

@@ -12,7 +12,7 @@ ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pyto
 def native_sizes(
     tower: Section, layers: str = "depth", width: str = "hidden_size", heads: str = "num_heads"
 ) -> dict[str, Any]:
-    """Read the sizes that every ViT at native resolution has; arguments are config.json's names.
+    """Return what every ViT at native resolution has for its `VisionArchitecture`; arguments: names in config.json.
 
     Raises UserError unless a head's width is a multiple of 4: rows and columns rotate pairs of dimensions each.
     """
@@ -25,7 +25,7 @@ def native_sizes(
 
 
 def rotary_base(tower: Section) -> float:
-    """Read the RoPE base of rows and columns. Raises UserError for another RoPE type."""
+    """Return the base of RoPE over rows and columns. Raises UserError for another RoPE type."""
     rope = tower.take_if("rope_parameters", ROPE) or {}
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):

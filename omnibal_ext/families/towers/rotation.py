@@ -39,7 +39,7 @@ LLAMA3 = record(
 
 @dataclass(frozen=True)
 class Rotation:
-    """RoPE as a model type's code has it, whatever config.json says."""
+    """RoPE as the code of a model type has it, whatever config.json says."""
 
     base: float = 1e4
     """Base if config.json has none."""
@@ -54,12 +54,12 @@ PLAIN = Rotation()
 
 
 def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], float]:
-    """Return the RoPE fields and the base, from where transformers takes them.
+    """Return config.json's object of RoPE fields, and the base, from where transformers takes them.
 
     1. Of `rope_scaling` and `rope_parameters` the first that is there; the other is not read.
     2. The base inside it, else the one outside it, else the model type's own.
 
-    Raises UserError where another base stands in the file: other versions of transformers would take that.
+    Another base in the file is a fault of the section: other versions of transformers would take that.
     """
     fields = {name: section.take_if(name, ROPE) or {} for name in ("rope_scaling", "rope_parameters")}
     outside = section.take_if("rope_theta")
@@ -76,7 +76,7 @@ def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], f
 
 
 def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] = ()) -> RopeScaling | None:
-    """Read RoPE scaling. Raises UserError naming an unsupported field."""
+    """Return RoPE scaling, None without; unsupported fields are faults of the section, or raise UserError."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     kind = "default" if kind == "mrope" and sections else kind
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -135,7 +135,7 @@ def _yarn(section: Section, rope: dict[str, Any]) -> RopeScaling:
 
 
 def with_query_scale(section: Section, rope: Mapping[str, Any]) -> RopeScaling:
-    """Read YaRN scaling with scaled queries. Raises UserError if either is missing."""
+    """Return YaRN scaling with queries scaled by position. Raises UserError if the file lacks either."""
     beta, others = rope.get("llama_4_scaling_beta"), {"llama_4_scaling_beta", "max_position_embeddings"}
     scaling = read_rope(section, {name: value for name, value in rope.items() if name not in others})
     if scaling is None or scaling.kind != "yarn" or beta is None:
@@ -144,8 +144,8 @@ def with_query_scale(section: Section, rope: Mapping[str, Any]) -> RopeScaling:
 
 
 def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -> tuple[int, ...]:
-    """Read M-RoPE's frequencies for time, row and column; () in other models. Raises UserError if they are not laid out
-    as the model's code has them."""
+    """Return M-RoPE's numbers of frequencies for time, row and column; () in other models. Another order than the
+    code's is a fault of the section; raises UserError unless there are three numbers."""
     if not code.sections:
         return ()
     for name in INTERLEAVED:
@@ -156,7 +156,7 @@ def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -
 
 
 def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> float:
-    """Read the fraction of a head that is rotated: in the RoPE fields, else next to them, else `usual`."""
+    """Return the fraction of a head that RoPE rotates: from the RoPE fields, else next to them, else `usual`."""
     outside, inside = section.take_if("partial_rotary_factor"), rope.get("partial_rotary_factor")
     if inside is not None:
         return SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
@@ -166,8 +166,8 @@ def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> flo
 def partial_rotation(
     section: Section, rope: Mapping[str, Any], base: float, rotated: int, head_dim: int, code: Rotation
 ) -> Rope:
-    """Make M-RoPE over `rotated` of a head's `head_dim` dimensions. Raises UserError if its sections do not sum to half
-    of them."""
+    """Return M-RoPE over `rotated` of a head's `head_dim` dimensions. Raises UserError if its sections do not sum to
+    half of them."""
     sections = rotary_sections(section, rope, code)
     if 2 * sum(sections) != rotated:
         raise UserError(

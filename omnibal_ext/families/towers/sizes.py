@@ -24,7 +24,7 @@ VISION_TOWERS: Mapping[str, dict[str, Any]] = {
 
 
 def qwen(*sizes: int) -> dict[str, Any]:
-    """Return fields of Qwen 2 and 2.5, of these sizes as `text` takes them."""
+    """Return the config.json of a Qwen 2 or 2.5 of these sizes, in the order of `text`."""
     return text(*sizes, model_type="qwen2", rope_theta=1e6, rms_norm_eps=1e-6)
 
 

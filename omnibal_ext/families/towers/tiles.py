@@ -27,7 +27,7 @@ TOWERS = {
 
 
 def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
-    """Read fields of a `VisionArchitecture` of which `layers` run. Raises UserError naming an unsupported field."""
+    """Return fields of a `VisionArchitecture` of which `layers` run. Raises UserError naming an unsupported field."""
     tower.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
     hidden_size, heads = tower.take("hidden_size"), tower.take("num_attention_heads")
     if hidden_size % heads:
@@ -46,7 +46,7 @@ def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
 
 
 def _side(tower: Section, name: str) -> int:
-    """Read the side of a square, given as a number or as [height, width]."""
+    """Return a square's side, given as a number or as [height, width]. Raises UserError if it is no square."""
     sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name)]
     if len(set(sides)) != 1:
         raise UserError(f"{tower.where}.{name} is {sides}; only squares are supported")
@@ -54,7 +54,7 @@ def _side(tower: Section, name: str) -> int:
 
 
 def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
-    """Return the number of layers that run up to a feature layer, and whether that is the last output (-1)."""
+    """Return how many layers must run for the output of `feature_layer`, and whether it is the last one (-1)."""
     layers = tower.take("num_hidden_layers")
     if type(feature_layer) is not int:
         raise UserError(f"{tower.where}: features of several layers ({shown(feature_layer)}) are not supported")
@@ -65,7 +65,7 @@ def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
 
 
 def clip(tower: Section, feature_layer: Any) -> VisionArchitecture:
-    """Read CLIP, whose features are a layer's output, or those of several layers, concatenated."""
+    """Read CLIP; `feature_layer`: the layer whose output is its features, or a list of them, to be concatenated."""
     tower.must_be("clip_vision_model")
     several = feature_layer if isinstance(feature_layer, list) and feature_layer else [feature_layer]
     read = [layers_read(tower, one)[0] for one in several]
@@ -84,7 +84,7 @@ def clip(tower: Section, feature_layer: Any) -> VisionArchitecture:
 
 
 def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchitecture:
-    """Read SigLIP, of which `layers` run; `final_norm`: features are taken after the last norm."""
+    """Read SigLIP, of which `layers` run; `final_norm`: its features are taken behind the last norm."""
     vision = VisionArchitecture(
         **vision_sizes(tower, layers), class_token=False, final_norm=final_norm, layer_scale=False, pixels="half"
     )
@@ -93,7 +93,7 @@ def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchi
 
 
 def clip_weights(last_norm: bool = False) -> Iterator[Weight]:
-    """Yield weights of CLIP, or SigLIP, which has no class token; `last_norm`: features are behind the last norm."""
+    """Yield names of CLIP's weights, or SigLIP's (no class token); `last_norm`: features are taken behind that norm."""
     embeddings = "vision_tower.embeddings"
     yield from embedding(
         f"{embeddings}.class_embedding", f"{embeddings}.position_embedding.weight", f"{embeddings}.patch_embedding"
@@ -105,7 +105,7 @@ def clip_weights(last_norm: bool = False) -> Iterator[Weight]:
 
 
 def clip_layer_weights(layer: str) -> Iterator[Weight]:
-    """Yield weights of one layer of CLIP or SigLIP; `layer`: its name, with `{n}` for its number."""
+    """Yield names of the weights in a layer of CLIP or SigLIP; `layer`: its own in files, `{n}` for its number."""
     yield from norm("vit", "input_layernorm", f"{layer}.layer_norm1")
     yield from norm("vit", "pre_mlp_layernorm", f"{layer}.layer_norm2")
     yield from split_qkv("vit", f"{layer}.self_attn.", "vision_qkv", "vision.qkv_bias")

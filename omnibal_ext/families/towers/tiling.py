@@ -12,12 +12,12 @@ MOST_TIMES_LONGER = 200  # as transformers' processors say
 
 
 def patches(least: int, most: int) -> Mapping[str, Any]:
-    """Return the usual flags of a rule: the fewest and most patches of an image, those of transformers' processor."""
+    """Return a rule's usual flags: the fewest and most patches of an image, and no thumbnail."""
     return {"min-tiles": least, "max-tiles": most, "thumbnail": False}
 
 
 class Native(TilingRule):
-    """Patches of an image near its own size (Qwen2-VL, arXiv 2409.12191)."""
+    """Patches of an image at nearly its own size, in squares that become a token each (Qwen2-VL, arXiv 2409.12191)."""
 
     name, read_as, square = "native", "squares of patches", SQUARE
     native = per_image = needs_image_starts = True
@@ -27,11 +27,11 @@ class Native(TilingRule):
     """Whether the processor counts each pixel once per equal frame."""
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return patches a side: entire squares, `least` to `most` patches. Raises `Rejected` (too_narrow)."""
+        """Return (columns, rows) of `least` to `most` patches, in entire squares. Raises `Rejected` (too_narrow)."""
         return square_grid(width, height, tile_size, least * tile_size**2, most * tile_size**2)
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return limits of patches, which the file has in pixels, or in tokens (Gemma 4)."""
+        """Return limits of patches as flags; the file has them in pixels, or in tokens. Raises UserError for others."""
         fields, native, patch = processor.fields, processor.model.vision.native, processor.model.vision.patch_size
         assert native is not None
         wanted = {"patch_size": patch, "temporal_patch_size": native.frames}
@@ -53,7 +53,7 @@ class Native(TilingRule):
 
 
 def grown(size: tuple[int, int], side: int) -> tuple[int, int]:
-    """Scale width and height so that neither is shorter than `side`."""
+    """Return (width, height) scaled, both by one factor, so that neither is shorter than `side`."""
     larger = max(side / length for length in size)
     return (int(size[0] * larger), int(size[1] * larger)) if larger > 1 else size
 
@@ -61,7 +61,8 @@ def grown(size: tuple[int, int], side: int) -> tuple[int, int]:
 def square_grid(
     width: int, height: int, patch: int, least: int, most: int, frames: int = 1, whole_frames: int = 1
 ) -> Grid:
-    """Return patches a side, in entire squares, for an image or frames near their own size: `least` to `most` pixels.
+    """Return (columns, rows) of patches of `patch` pixels, in entire squares, `least` to `most` pixels, for an image or
+    frames at nearly their own size.
 
     Whether limits hold is judged by `whole_frames` frames, the scale computed for `frames`. Raises `Rejected`
     (too_narrow).

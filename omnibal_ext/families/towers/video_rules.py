@@ -18,7 +18,7 @@ MOST_FRAMES_SEEN = 2**14
 
 @dataclass(frozen=True, slots=True)
 class VideoRule(ABC):
-    """Fields of a model's video processor, with transformers' defaults: datasets record them."""
+    """Which frames of a video are seen, and at which size: fields of its processor, which datasets record."""
 
     whole: bool
     """Whether pixel limits are of all frames together, and each step has its own run of tokens (from Qwen3-VL on)."""
@@ -47,23 +47,23 @@ class VideoRule(ABC):
     """Whether the limits of pixels are the processor's own, not those of a folder's files."""
 
     def __str__(self) -> str:
-        """Return the rule in the words that preprocessing prints."""
+        """Return the rule in words, as preprocessing prints it."""
         pixels = f"{self.min_pixels} to {self.max_pixels} pixels a {'video' if self.whole else 'frame'}"
         return self.refused or f"{self.pace.format(self)}, {pixels}"
 
     def step_seconds(self, rate: float) -> float:
-        """Return the seconds between two steps, of frames that are seen at a mean `rate`."""
+        """Return the seconds from one temporal step (`FRAMES` frames) to the next, at a mean `rate` of seen frames."""
         return FRAMES / rate
 
     @abstractmethod
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
-        """Choose the numbers of the frames that are seen of `total`, `rate` a second; [] if there are too few."""
+        """Return the numbers of the frames that are seen, of `total` at `rate` a second; [] if they are too few."""
 
 
 def choose_frames(
     rule: VideoRule, times: Sequence[float], rate: float, seconds: float = 0, files: Sequence[str] = ()
 ) -> VideoFrames:
-    """Sample the frames of a video; `times`: seconds of all frames, `rate`: frames a second, `files`: a file each.
+    """Return which frames of a video are seen; `times`: seconds of all, `rate`: frames a second, `files`: a file each.
 
     `seconds`: the measured length, whose rounding may differ from that of frames / rate (0: not measured). Raises
     `Rejected` (too_few_frames).
@@ -84,7 +84,7 @@ def choose_frames(
 
 
 def frame_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -> Grid:
-    """Return columns and rows of patches of each frame of (width, height) pixels. Raises `Rejected` (too_narrow)."""
+    """Return (columns, rows) of patches of each of `frames` frames of `size` pixels. Raises `Rejected` (too_narrow)."""
     width, height = size
     side, counted, rounded = SQUARE * patch, 1, 1
     if rule.whole:
@@ -95,7 +95,7 @@ def frame_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) 
 
 
 def _most_pixels(rule: VideoRule, frames: int, side: int) -> int:
-    """Return the limit of pixels, per frame or, if `rule.whole`, per video."""
+    """Return the limit of pixels of a frame or, if `rule.whole`, of all frames of a video."""
     if not rule.capped:
         return rule.max_pixels
     least = int(rule.min_pixels * 1.05)

@@ -23,7 +23,7 @@ FIELDS = {**_LLAVA.defaults, "video_token_index": 32001}
 
 
 def _of_frames(weights: Iterable[Weight]) -> Iterator[Weight]:
-    """Yield the ViT's weights, as those of the encoder of videos."""
+    """Yield the ViT's names of weights as those of the encoder of videos."""
     kinds = dict(zip(VISION.kinds, FILM.kinds, strict=True))
     for one in weights:
         theirs = tuple(name.replace("vision_tower.", "video_tower.") for name in one.theirs)
@@ -32,7 +32,7 @@ def _of_frames(weights: Iterable[Weight]) -> Iterator[Weight]:
 
 
 def read_video_llava(name: str, config: Section) -> Architecture:
-    """Read a config.json. Raises UserError naming an unsupported field."""
+    """Read a Video-LLaVA's config.json. Raises UserError naming an unsupported field."""
     seen = read_llava(name, replace(config, values={**config.values, "model_type": "llava"}))
     if not seen.vision.class_token or seen.vision.side_by_side:
         raise UserError(f"{config.where}: features of one layer of CLIP are supported, not of several, nor SigLIP's")

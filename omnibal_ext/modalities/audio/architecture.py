@@ -29,12 +29,12 @@ class AudioArchitecture(EncoderArchitecture):
 
     @property
     def encoder(self) -> Encoder:
-        """What chain, flow and sizes of packs follow from."""
+        """The encoder as chain, extras and sizes of packs need it: its layers, and rows and tokens of a sound."""
         return Encoder(AUDIO, (None,) * self.layers, self.rows, self.tokens, period=self.period)
 
     @property
     def as_vit(self) -> VisionArchitecture:
-        """The ViT at native resolution whose layers are like this encoder's."""
+        """A ViT at native resolution with the same layers, by which their work is counted."""
         return VisionArchitecture(
             self.layers, self.hidden_size, self.heads, self.ffn_hidden_size, norm_epsilon=1e-5, class_token=False,
             activation=self.activation, layer_scale=False, native=NativeResolution(),
@@ -42,7 +42,7 @@ class AudioArchitecture(EncoderArchitecture):
 
     @property
     def period(self) -> int:
-        """Mel frames of the chunks whose rows attend to each other."""
+        """Mel frames of all chunks whose rows attend to each other."""
         return self.chunk * self.chunks_attended
 
     @property
@@ -51,28 +51,28 @@ class AudioArchitecture(EncoderArchitecture):
         return 3 if self.channels else 1
 
     def rows(self, frames: int) -> int:
-        """Return the rows that the encoder's layers see of a sound of `frames` mel frames."""
+        """Return how many rows the encoder's layers see of a sound of `frames` mel frames."""
         whole, rest = divmod(frames, self.chunk)
         return whole * self.halved(self.chunk) + self.halved(rest)
 
     def tokens(self, frames: int) -> int:
-        """Return the LLM tokens of a sound of `frames` mel frames."""
+        """Return how many LLM tokens a sound of `frames` mel frames becomes."""
         rows = self.rows(frames)
         return rows // 2 if self.pooled else rows
 
     def chunks(self, frames: int) -> list[int]:
-        """Return the mel frames of each chunk of a sound."""
+        """Return the mel frames of each chunk of a sound of `frames`; the last one may be shorter."""
         whole, rest = divmod(frames, self.chunk)
         return [self.chunk] * whole + ([rest] if rest else [])
 
     def windows(self, frames: int) -> list[int]:
-        """Return the rows of each group of chunks that attend to each other."""
+        """Return, of a sound of `frames` mel frames, the rows in each group of chunks that attend to each other."""
         rows, most = self.rows(frames), self.halved(self.chunk) * self.chunks_attended
         whole, rest = divmod(rows, most)
         return [most] * whole + ([rest] if rest else [])
 
     def halved(self, frames: int) -> int:
-        """Return the length of an axis after the convolutions with stride 2."""
+        """Return how long an axis (time, mel bins) of this length is behind the convolutions with stride 2."""
         for _ in range(self.halvings):
             frames = (frames + 1) // 2
         return frames

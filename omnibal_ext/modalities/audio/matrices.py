@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def matrices(model: "Architecture", ranks: int, stored: Stored = APART) -> dict[str, tuple[Matrix, ...]]:
-    """Return the matrices of one layer of each kind; see `omnibal_ext.matrices`."""
+    """Return the matrices in one layer of each kind, by cost key, heads padded for `ranks` tensor-parallel ranks."""
     audio = AudioArchitecture.among(model.further)
     return {"audio": _layer(audio, ranks), "audio_projector": _projector(audio, model.language.hidden_size)}
 

@@ -34,12 +34,12 @@ class Sound:
 
     @property
     def units(self) -> int:
-        """Mel frames."""
+        """Mel frames: its part of a pack's budget."""
         return self.frames
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """Lengths of the runs of its tokens: several if they take turns with its video's."""
+        """Lengths of the runs of its tokens in the text: several if they take turns with its video's."""
         return self.turns[1::2] or (self.tokens,)
 
 
@@ -61,7 +61,7 @@ class SoundRule(Rule):
 
     @property
     def decides(self) -> tuple[Any, ...]:
-        """What decides mel frames and tokens."""
+        """All values on which mel frames and tokens depend; see `Rule.decides`."""
         one = self.encoder
         return self.rate, self.window, self.hop, self.longest, one.mel_bins, one.chunk, one.channels, one.pooled
 
@@ -71,16 +71,16 @@ class SoundRule(Rule):
         return f"{self.rate} samples a second, {self.rate / self.hop:g} frames, {heard}"
 
     def heard(self, samples: int) -> int:
-        """Return how many of a sound's samples are heard."""
+        """Return how many of a sound's samples the model hears: all, or the first `longest` seconds."""
         return samples if self.longest is None else min(samples, self.longest * self.rate)
 
     def frames(self, samples: int) -> int:
-        """Return the mel frames of a sound; 0 if it is too short to have any."""
+        """Return how many mel frames a sound of so many samples has; 0 if it is too short."""
         if self.longest is not None:
             return -(-self.heard(samples) // self.hop)
         return samples // self.hop if samples > self.window // 2 else 0
 
     def tokens(self, samples: int) -> int:
-        """Return the LLM tokens of a sound; 0 if it is too short to be heard."""
+        """Return how many LLM tokens a sound of so many samples becomes; 0 if it is too short."""
         frames = self.frames(samples)
         return self.encoder.tokens(frames) if frames else 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
-    """Return the work of one layer of each kind on one sound; arguments as of `costs.works.layer_works`."""
+    """Return the work of one layer of each kind on one sound, of `units` mel frames; as `costs.works.layer_works`."""
     audio, frames = AudioArchitecture.among(model.further), units[AUDIO.size]
     pairs = sum(rows * rows for rows in audio.windows(frames))
     weights = sum(matrix.weights for matrix in matrices(model, t)["audio"])
@@ -52,7 +52,7 @@ def _embed(audio: AudioArchitecture, frames: int) -> Work:
 
 
 def _projector(architecture: "Architecture", audio: AudioArchitecture, frames: int, t: int) -> Work:
-    """Count a norm, and one matrix or two; every tensor-parallel rank has the inputs and outputs."""
+    """Count the projector, a norm and one or two matrices; all `t` tensor-parallel ranks have inputs and outputs."""
     weights = sum(matrix.weights for matrix in matrices(architecture, 1)["audio_projector"])
     tokens, h, out = max(1, audio.tokens(frames)), audio.hidden_size, architecture.language.hidden_size
     biases = out + h * (not audio.pooled)

@@ -22,18 +22,18 @@ class FilmArchitecture(EncoderArchitecture):
 
     @classmethod
     def like(cls, vision: VisionArchitecture) -> Self:
-        """Return an encoder of a ViT's sizes."""
+        """Return an encoder of videos that has the sizes of this ViT."""
         return cls(**{one.name: getattr(vision, one.name) for one in fields(cls)})
 
     @property
     def encoder(self) -> Encoder:
-        """What chain, flow and sizes of packs follow from."""
+        """The encoder as chain, extras and sizes of packs need it; each token of a frame becomes an LLM token."""
         rows = self.as_vit.rows
         return Encoder(FILM, (None,) * self.layers, rows, rows)
 
     @property
     def as_vit(self) -> VisionArchitecture:
-        """The ViT that it is."""
+        """This encoder as a ViT for square tiles."""
         sizes = {one.name: getattr(self, one.name) for one in fields(self)}
         return VisionArchitecture(**sizes, patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip")
 
@@ -59,7 +59,7 @@ class Film:
 
     @property
     def units(self) -> int:
-        """Frames that are seen."""
+        """How many frames are seen: its part of a pack's budget."""
         return len(self.frames)
 
     @property
@@ -69,13 +69,13 @@ class Film:
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """One run of tokens."""
+        """Length of its one run of tokens in the text."""
         return (self.tokens,)
 
 
 @dataclass(frozen=True, slots=True)
 class FilmRule(Rule):
-    """Frames that are seen of a video, evenly from the first one on, and how each becomes a tile."""
+    """How a video becomes tiles: `frames` of its frames, evenly from the first one on, each cut by a rule of images."""
 
     modality: ClassVar[Modality] = FILM
     side: int
@@ -88,7 +88,7 @@ class FilmRule(Rule):
 
     @property
     def decides(self) -> tuple[Any, ...]:
-        """All fields, since all decide units and tokens."""
+        """All fields, as units and tokens depend on all; see `Rule.decides`."""
         return self.side, self.tokens, self.frames, self.tiling
 
     def __str__(self) -> str:
@@ -96,6 +96,6 @@ class FilmRule(Rule):
         return f"{self.frames} frames of each, spread evenly, {self.tokens} tokens a frame"
 
     def chosen(self, total: int) -> tuple[int, ...]:
-        """Return the numbers of the frames that are seen of so many: those of torch.arange(0, total, total / frames)
-        as whole numbers, which transformers takes."""
+        """Return the numbers of the frames that are seen of `total`: those of torch.arange(0, total, total / frames) as
+        integers, as transformers takes them. A short video's repeat."""
         return tuple(frame * total // self.frames for frame in range(self.frames))

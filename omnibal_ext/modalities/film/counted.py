@@ -23,12 +23,12 @@ AS_VISION = dict(zip(FILM.kinds, VISION.kinds, strict=True))
 
 
 def matrices(model: "Architecture", ranks: int, stored: Stored = APART) -> dict[str, tuple[Matrix, ...]]:
-    """Return the matrices of one layer of each kind."""
+    """Return the matrices in one layer of each kind, by cost key, heads padded for `ranks` tensor-parallel ranks."""
     return {"film": vision_matrices.matrices(_as_vision(model), ranks, stored)["vit"], "film_projector": ()}
 
 
 def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
-    """Return the work of one layer of each kind; arguments as of `costs.works.layer_works`."""
+    """Return the work of one layer of each kind, by cost key, on a pack of `units`, as `costs.works.layer_works`."""
     seen = vision_works.works(_as_vision(model), {**units, VISION.size: units[FILM.size]}, t, e)
     embed, layer, projector = (seen[kind] for kind in VISION.kinds)
     given = replace(projector, parameters=0, width=model.vision.hidden_size)
@@ -36,11 +36,11 @@ def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> d
 
 
 def weights(model: "Architecture", kind: str, name: str) -> dict[str, Shape]:
-    """Return the weights that layers of a kind may have."""
+    """Return {name: shape} of weights, other than matrices, that layers of a kind with cost key `name` may have."""
     return {} if kind == FILM.kinds[2] else vision_weights.weights(_as_vision(model), AS_VISION[kind], name)
 
 
 def _as_vision(model: "Architecture") -> "Architecture":
-    """Return the model that sees images as this one sees frames."""
+    """Return the model with its video encoder in the place of its ViT, to be counted as one."""
     film = FilmArchitecture.among(model.further)
     return replace(model, vision=film.as_vit, class_token=True, further=())

@@ -11,8 +11,7 @@ from omnibal_ext.modalities.language.rope import Rope
 
 @dataclass(frozen=True)
 class Older:
-    """What hashes have of a model besides its layers, in the names that they had before it was a list of them
-    (`noted`)."""
+    """Values that hashes of older model families have besides the layers, under the names they had then (`noted`)."""
 
     head_said: bool = False
     """A head's width has its name, whether or not it is hidden size / heads."""
@@ -47,17 +46,17 @@ class LanguageArchitecture:
 
     @cached_property
     def attentions(self) -> tuple[Attention, ...]:
-        """Softmax attention of each layer that has it."""
+        """The softmax attention of each layer, in order; layers with linear attention are left out."""
         return tuple(layer.attention for layer in self.each_layer if layer.attention)
 
     @cached_property
     def usual(self) -> Layer:
-        """The first layer with experts; in dense models the first."""
+        """The layer that stands for all: the first one with experts, in dense models the first."""
         return next((layer for layer in self.each_layer if layer.experts), self.each_layer[0])
 
     @property
     def takes_float8(self) -> bool:
-        """Whether --fp8-format is for it, which is refused where any layer has linear attention or experts."""
+        """Whether --fp8-format is allowed: not where any layer has linear attention or experts."""
         return not any(layer.linear or layer.experts for layer in self.each_layer)
 
     @property
@@ -67,5 +66,5 @@ class LanguageArchitecture:
 
     @property
     def layer_inputs(self) -> LayerInputs | None:
-        """The inputs that all layers have besides the hidden states; None: there are none."""
+        """What all layers read besides the hidden states (Gemma 4 E2B); None: nothing."""
         return self.usual.layer_inputs

@@ -46,23 +46,23 @@ class Attention:
 
     @property
     def rotary_width(self) -> int:
-        """How many numbers of a head are rotated."""
+        """How many numbers of a head RoPE rotates."""
         return self.rope.rotated or self.head_dim
 
     @property
     def is_masked(self) -> bool:
-        """Some tokens attend to later ones, so samples need masks."""
+        """Whether some tokens attend to later ones: then each sample needs a mask."""
         return self.sees_images or self.sees_prefix
 
     def groups_over(self, ranks: int) -> int:
-        """Return the key-value heads over `ranks` tensor-parallel ranks: padded with zeros to a multiple of `ranks`,
-        unless `ranks` divides the query heads, and divides or is a multiple of the key-value heads."""
+        """Return how many key-value heads `ranks` tensor-parallel ranks have in all: padded with zeros to a multiple of
+        `ranks`, unless `ranks` divides the query heads, and divides or is a multiple of the key-value heads."""
         if self.heads % ranks == 0 and (self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0):
             return self.kv_heads
         return filled_up(self.kv_heads, ranks)
 
     def groups_on(self, ranks: int) -> int:
-        """Return the key-value heads of one rank; ranks that share one have a copy each."""
+        """Return how many key-value heads one of `ranks` tensor ranks has; those that share one have a copy each."""
         return max(1, self.groups_over(ranks) // ranks)
 
 
@@ -97,10 +97,10 @@ class Layer:
 
     @property
     def attention(self) -> Attention | None:
-        """The mixer, if it is softmax attention."""
+        """The mixer if it is softmax attention, else None."""
         return self.mixer if isinstance(self.mixer, Attention) else None
 
     @property
     def linear(self) -> LinearAttention | None:
-        """The mixer, if it is linear attention."""
+        """The mixer if it is linear attention, else None."""
         return self.mixer if isinstance(self.mixer, LinearAttention) else None

@@ -44,5 +44,5 @@ class LinearAttention:
         return self.heads_a_group * self.key_width * self.value_width
 
     def groups_over(self, ranks: int) -> int:
-        """Return the groups over all `ranks` tensor-parallel ranks, padded with zeros to a multiple of `ranks`."""
+        """Return how many groups (query-key heads) `ranks` ranks have in all: padded to a multiple of `ranks`."""
         return filled_up(self.groups, ranks)

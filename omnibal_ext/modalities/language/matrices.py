@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def matrices(model: "Architecture", ranks: int, stored: Stored = APART) -> dict[str, tuple[Matrix, ...]]:
-    """Return the matrices of one language layer of each kind; see `omnibal_ext.matrices`."""
+    """Return the matrices in one language layer of each kind, by cost key, heads padded for `ranks` tensor ranks."""
     return {
         name: language_layer(model.language, layer, ranks, stored.gate_and_up)
         for name, layer in model.kinds_apart("llm").items()
@@ -25,7 +25,8 @@ def matrices(model: "Architecture", ranks: int, stored: Stored = APART) -> dict[
 def language_layer(
     language: LanguageArchitecture, layer: Layer, ranks: int = 1, one_matrix: bool = False
 ) -> tuple[Matrix, ...]:
-    """Return a language layer's matrices; `one_matrix`: gate and up are one in Hugging Face too, with one adapter.
+    """Return a language layer's matrices, heads padded for `ranks` tensor-parallel ranks; `one_matrix`: gate and up are
+    one in published files, with one adapter.
 
     In models with experts only attention has adapters, linear attention too.
     """
@@ -77,7 +78,7 @@ def _experts(width: int, inner: int, experts: Experts) -> tuple[Matrix, ...]:
 
 
 def _layer_inputs(width: int, inputs: LayerInputs | None) -> tuple[Matrix, ...]:
-    """Return the matrices of per-layer inputs."""
+    """Return the matrices of per-layer inputs; () if there are none."""
     if inputs is None:
         return ()
     return (

@@ -19,7 +19,8 @@ OTHERS = {
 
 
 def noted(language: LanguageArchitecture) -> dict[str, Any]:
-    """Return what hashes have of a language model; fields that came later only where they are not the default."""
+    """Return a language model's fields as its hash has them, by name; those added later only where not at their
+    default."""
     if language.older is None or not language.attentions:  # none: a few layers of a model
         return hashed(language) | {"each_layer": [hashed(layer) for layer in language.each_layer]}
     return _in_older_names(language, language.older)

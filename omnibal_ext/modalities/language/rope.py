@@ -33,7 +33,7 @@ class RopeScaling:
 
     @property
     def attention_factor(self) -> float:
-        """Factor on rotated queries and keys."""
+        """Factor on rotated queries and keys: `amplitude`, else as its kind has it."""
         if self.amplitude is not None:
             return self.amplitude
         return 0.1 * log(self.factor) + 1 if self.kind == "yarn" and self.factor > 1 else 1.0

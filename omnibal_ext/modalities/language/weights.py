@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def weights(model: "Architecture", kind: str, name: str) -> dict[str, Shape]:
-    """Return the weights that layers of a kind with this cost key may have."""
+    """Return {name: shape} of weights, other than matrices, that layers of a kind with cost key `name` may have."""
     match kind:
         case "word_embed":
             return _word_embed(model)

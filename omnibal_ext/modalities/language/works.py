@@ -26,7 +26,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """Work of a layer's attention, from its norm to its residual connection; per token unless said."""
+    """Work of a layer's attention or linear attention, from its norm to its residual sum; per token unless said."""
 
     others: int
     """Parameters outside of its matrices, in total."""
@@ -52,7 +52,7 @@ class Mixer:
 
 
 def attention(mixer: Attention, t: int) -> Mixer:
-    """Count softmax attention, its heads padded to divide over `t` tensor-parallel ranks."""
+    """Return the work of softmax attention, its heads padded to divide over `t` tensor-parallel ranks."""
     groups = mixer.groups_over(t)
     heads = groups * (mixer.heads // mixer.kv_heads) * mixer.head_dim
     gates, projected = heads * mixer.output_gate, 0
@@ -80,7 +80,7 @@ def attention(mixer: Attention, t: int) -> Mixer:
 
 
 def linear_attention(linear: LinearAttention, t: int) -> Mixer:
-    """Count Gated DeltaNet by flash-linear-attention's kernels, its groups padded to divide over `t` ranks.
+    """Return the work of Gated DeltaNet by flash-linear-attention's kernels, its groups padded for `t` tensor ranks.
 
     Operations in a chunk: K K^T, Q K^T, the triangular system and products with its solution. On the state: reads by
     keys and queries, and the update.
@@ -102,7 +102,7 @@ def linear_attention(linear: LinearAttention, t: int) -> Mixer:
 
 
 def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
-    """Return the work of one layer of each kind; arguments as of `costs.works.layer_works`."""
+    """Return the work of one layer of each kind, by cost key, on a pack of `units`, as `costs.works.layer_works`."""
     language, tokens = model.language, units[LANGUAGE.size]
     g, words = language.hidden_size, language.vocab_size * language.hidden_size
     encoded = sum(one.tokens(units[one.modality.size]) * one.features.streams for one in model.encoders)
@@ -119,7 +119,7 @@ def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> d
 
 
 def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: int, e: int = 1) -> Work:
-    """Return the work of one language layer; arguments as of `works.layer_works`."""
+    """Return the work of one language layer on `tokens` tokens; `t` and `e` as in `costs.works.layer_works`."""
     mixer = linear_attention(layer.mixer, t) if isinstance(layer.mixer, LinearAttention) else attention(layer.mixer, t)
     matrices = language_layer(language, layer, t)
     g, experts = language.hidden_size, layer.experts or Experts(1, 1)

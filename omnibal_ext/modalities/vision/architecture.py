@@ -58,7 +58,7 @@ class NativeResolution:
 
     @property
     def around(self) -> int:
-        """Number of learned positions that a patch's is interpolated from."""
+        """How many learned positions a patch's is interpolated from; 0: there are none."""
         return 0 if self.learned_positions is None else 16 if self.bicubic else 4
 
 
@@ -130,12 +130,12 @@ class VisionArchitecture:
 
     @property
     def norms_heads(self) -> bool:
-        """Every head's query and key are normalised by themselves."""
+        """Whether every head's query and key are normalised by themselves."""
         return self.head_norms or self.query_key_norms
 
     @property
     def norm_bias(self) -> bool:
-        """The layers' norms have a bias."""
+        """Whether the layers' norms have a bias."""
         return self.normalization == "LayerNorm"
 
     @property
@@ -145,11 +145,11 @@ class VisionArchitecture:
 
     @property
     def full_layers(self) -> tuple[int, ...]:
-        """Layers without attention windows, if others have them; else ()."""
+        """Numbers of the layers without attention windows, where others have windows; else ()."""
         return self.native.full_layers if self.native and self.native.window else ()
 
     def heads_over(self, ranks: int) -> int:
-        """Return the heads over all `ranks` tensor-parallel ranks, padded with zeros to a multiple of `ranks`."""
+        """Return how many heads `ranks` tensor ranks have in all: padded with zeros to a multiple of `ranks`."""
         return filled_up(self.heads, ranks)
 
     @property
@@ -158,5 +158,5 @@ class VisionArchitecture:
         return self.patches + (self.class_token and self.native is None)
 
     def rows(self, tiles: int) -> int:
-        """Return the rows that the ViT's layers see of so many tiles."""
+        """Return how many rows the ViT's layers see of so many tiles: all tokens of each."""
         return tiles * self.tokens_per_tile

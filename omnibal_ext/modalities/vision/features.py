@@ -11,7 +11,7 @@ NEWLINE = -1
 
 @dataclass(frozen=True)
 class FeatureOrder:
-    """The feature, or weighted features, of each image token."""
+    """Which of the ViT's output rows (features) each image token is, or of which four it is a weighted mean."""
 
     sources: NDArray[np.int64]
     """Feature numbers [tokens], or [tokens, 4] if tokens are weighted means; NEWLINE is the model's newline."""
@@ -22,7 +22,7 @@ class FeatureOrder:
         return len(self.sources)
 
     def as_means(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return sources and weights as [tokens, 4], also where every token is one feature."""
+        """Return `sources` and `weights`, both [tokens, 4]: a token that is one feature has weight 1 on it."""
         if self.weights is not None:
             return self.sources, self.weights
         weights = np.zeros((len(self), 4), np.float32)
@@ -31,7 +31,7 @@ class FeatureOrder:
 
 
 def joined_orders(images: Iterable[tuple[int, FeatureOrder]]) -> FeatureOrder:
-    """Join the orders of several images, given as (number of features, order) each, to one."""
+    """Join the orders of images that follow each other to one; `images`: (number of features, order) of each."""
     moved, offset = [FeatureOrder(np.empty(0, dtype=np.int64))], 0
     for features, order in images:
         moved.append(replace(order, sources=np.where(order.sources == NEWLINE, NEWLINE, order.sources + offset)))

@@ -5,8 +5,8 @@ from omnibal_ext.modalities.work import BYTES, Work, cheap_passes, kept, passes
 
 
 def vit_work(vision: VisionArchitecture, weights: int, tokens: int, pairs: int, t: int) -> Work:
-    """Return the work of a layer with so many `weights` in its matrices on `tokens` rows; `pairs`: the sum of the
-    squared lengths of those that attend to each other."""
+    """Return the work of a ViT layer on `tokens` rows, for `t` tensor-parallel ranks; `weights`: parameters of its
+    matrices, `pairs`: the sum of squared lengths of sequences whose rows attend to each other."""
     h, inner = vision.hidden_size, (2 + vision.gated) * vision.ffn_hidden_size
     heads_h = h // vision.heads * vision.heads_over(t)
     # `kept` counts query and attention output at width h; what padded heads add to them is counted with key and value.

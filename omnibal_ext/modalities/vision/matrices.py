@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def matrices(model: "Architecture", ranks: int, stored: Stored = APART) -> dict[str, tuple[Matrix, ...]]:
-    """Return the matrices of one layer of each kind; see `omnibal_ext.matrices`."""
+    """Return the matrices in one layer of each kind, by cost key, heads padded for `ranks` tensor-parallel ranks."""
     layers = dict.fromkeys(model.kinds_apart("vit"), _layer(model, ranks, stored))
     return layers | {"projector": _projector(model)}
 
@@ -27,8 +27,8 @@ def _layer(model: "Architecture", ranks: int, stored: Stored) -> tuple[Matrix, .
 
 
 def _projector(model: "Architecture") -> tuple[Matrix, ...]:
-    """Return the projector's matrices. No adapters have matrices that merge patches, the one that follows in "gated",
-    and the only matrix after pooling or a norm without a weight."""
+    """Return the projector's matrices. Not adaptable: one that merges patches, the one behind it in "gated", and a
+    single one behind pooling or a norm without a weight."""
     out, joined, width = model.language.hidden_size, model.joined_width, model.vision.hidden_size
     if model.pools or model.merger == "normed":
         return (Matrix("linear", out, joined, is_adaptable=False),)

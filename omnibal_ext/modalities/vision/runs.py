@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenRuns:
-    """The runs of tokens of an image or video, all of the same length."""
+    """Layout of the tokens of an image or video in the text: rows x columns runs, all of the same length."""
 
     rows: int = 1
     columns: int = 1
@@ -14,5 +14,5 @@ class TokenRuns:
 
     @property
     def count(self) -> int:
-        """Number of runs."""
+        """Number of runs, with the one of the entire image."""
         return self.rows * self.columns + self.whole

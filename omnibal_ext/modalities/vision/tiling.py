@@ -37,7 +37,7 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers of them
 
 @dataclass(frozen=True, slots=True)
 class VideoFrames:
-    """The sampled frames of a video, FRAMES a step; a missing one repeats the last."""
+    """The frames of a video that are seen, FRAMES a temporal step; if the last step lacks one, its last is repeated."""
 
     frames: tuple[int, ...]
     """Numbers in the video of the frames."""
@@ -73,22 +73,22 @@ class TiledImage:
 
     @property
     def steps(self) -> int:
-        """Temporal steps; 1 for an image."""
+        """How many temporal steps it has; 1 for an image."""
         return len(self.film.times) if self.film else 1
 
     @property
     def tiles(self) -> int:
-        """ViT tiles, of all steps."""
+        """How many ViT tiles it is, of all steps, with the thumbnail."""
         return self.steps * self.columns * self.rows + self.thumbnail
 
     @property
     def units(self) -> int:
-        """`tiles`."""
+        """`tiles`: its part of a pack's budget."""
         return self.tiles
 
     @property
     def is_video_file(self) -> bool:
-        """A video that is no list of frames."""
+        """Whether it is a video in one file, not a list of frames, nor an image."""
         return self.film is not None and not self.film.files
 
     def at_steps(self, chosen: Sequence[int]) -> "TiledImage":
@@ -118,19 +118,19 @@ class Processor:
     model: "Architecture"
 
     def fault(self, text: str) -> UserError:
-        """Return an error that says what is wrong with the file."""
+        """Return a UserError that says `text` of the processor's file."""
         return UserError(f"{self.where}: {text}")
 
     def limit(self, edge: str, field: str = "size") -> int | None:
-        """Return the length that a field has for an edge; None: none."""
+        """Return the pixels that a field such as `size` has for an edge, "longest_edge"; None: it has none."""
         size = self.fields.get(field)
         return size.get(edge) if isinstance(size, Mapping) else None
 
 
 class TilingRule(ABC):
-    """One way from an image to its tiles and tokens, and what a model's folder may say of it.
+    """How an image becomes tiles and tokens, and what a model's folder may say of it.
 
-    As it stands: tiles of a fixed size, row by row, behind them a thumbnail where there are several.
+    This base class: tiles of a fixed size, row by row, behind them a thumbnail where there are several.
     """
 
     name: str
@@ -160,24 +160,24 @@ class TilingRule(ABC):
 
     @property
     def joins_tiles(self) -> bool:
-        """Features of an image's tiles are read as one picture, without its padding."""
+        """Whether the features of an image's tiles are joined to one picture, without its padding."""
         return bool(self.grids)
 
     @abstractmethod
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Choose the columns and rows of an image of so many pixels, of `least` to `most` tiles. Raises `Rejected`."""
+        """Return (columns, rows) of `least` to `most` tiles for an image of these pixels. Raises `Rejected`."""
 
     def layout(self, size: tuple[int, int], images: int, tile_size: int, least: int, most: int) -> tuple[Grid, bool]:
-        """Return the grid of one of a conversation's `images`, and whether it may have a thumbnail."""
+        """Return the grid of an image of `size` pixels, one of `images`, and whether it may have a thumbnail."""
         columns, rows = grid = self.grid(*size, tile_size, least, most)
         return grid, columns * rows > 1
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
-        """Resize an RGB image to (width, height) of its grid."""
+        """Return an RGB image resized to `size`, the pixels (width, height) of its whole grid."""
         return image.resize(size, self.resampling)
 
     def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
-        """Resize and cut an RGB image: uint8 [plan.tiles, tile_size, tile_size, 3]."""
+        """Return an RGB image as `plan`'s tiles: uint8 [plan.tiles, tile_size, tile_size, 3]."""
         side, columns, rows = self.square, plan.columns // self.square, plan.rows // self.square
         resized = np.asarray(self.resize(image, (plan.columns * tile_size, plan.rows * tile_size)))
         cells = resized.reshape(rows, side, tile_size, columns, side, tile_size, 3).transpose(0, 3, 1, 4, 2, 5, 6)
@@ -188,29 +188,29 @@ class TilingRule(ABC):
         return np.concatenate([tiles, thumbnail[None]])
 
     def runs(self, image: TiledImage) -> TokenRuns:
-        """Return the runs of tokens of an image or video, all of the same length."""
+        """Return in how many runs the tokens of an image or video lie, all of the same length."""
         return TokenRuns(len(image.grids))
 
     def order(self, image: TiledImage, tokens_per_tile: float) -> FeatureOrder:
-        """Return which of its tiles' features each of an image's tokens is. Raises UserError if it is not known."""
+        """Return which features of its tiles an image's tokens are. Raises UserError if it is not known."""
         return FeatureOrder(np.arange(int(image.tiles * tokens_per_tile)))
 
     def limits(self, processor: Processor) -> dict[str, Any]:
-        """Return flags of preprocessing that a folder's processor sets. Raises UserError naming an unsupported field.
+        """Return {flag of preprocessing: value} as a folder's processor says. Raises UserError for unsupported ones.
 
-        As it stands: limits of tiles, in transformers' InternVL processor.
+        This base class: limits of tiles, in transformers' InternVL processor.
         """
         flags = {"min_patches": "min-tiles", "max_patches": "max-tiles"}
         return {flag: value for field, flag in flags.items() if (value := processor.fields.get(field))}
 
     def own_flags(self, config: Fields) -> dict[str, Any]:
-        """Return the flags of preprocessing that the folder's config.json sets."""
+        """Return {flag of preprocessing: value} set by the folder's config.json; here none."""
         return {}
 
 
 class OneTile(TilingRule):
-    """Rule that stretches an image to one tile."""
+    """Rule that makes one tile of an image, stretching it."""
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
-        """Return the grid of one tile."""
+        """Return (1, 1), whatever the image."""
         return (1, 1)

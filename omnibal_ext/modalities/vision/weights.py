@@ -14,7 +14,7 @@ CLIP_SUFFIX = "_clip"
 
 
 def weights(model: "Architecture", kind: str, name: str) -> dict[str, Shape]:
-    """Return the weights that layers of a kind with this cost key may have."""
+    """Return {name: shape} of weights, other than matrices, that layers of a kind with cost key `name` may have."""
     return {"patch_embed": _embed, "vit": _layer, "projector": _projector}[kind](model)
 
 
@@ -55,7 +55,7 @@ def _layer(model: "Architecture") -> dict[str, Shape]:
 
 
 def _projector(model: "Architecture") -> dict[str, Shape]:
-    """Return norms, as wide as their input, and after pooling shift and scale."""
+    """Return {name: shape} of the projector's norms, as wide as their input; after pooling of shift and scale."""
     width, out, joined = model.vision.hidden_size, model.language.hidden_size, model.joined_width
     if model.vision.native is None:
         return norm("vision_norm", width) | norm("norm", joined)

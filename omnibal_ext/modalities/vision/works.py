@@ -18,7 +18,7 @@ IMAGE_PATCHES = 2304
 
 
 def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
-    """Return the work of one layer of each kind; arguments as of `costs.works.layer_works`."""
+    """Return the work of one layer of each kind, by cost key, on a pack of `units`, as `costs.works.layer_works`."""
     vision, tiles = model.vision, units[VISION.size]
     weights = sum(matrix.weights for matrix in matrices(model, t).get("vit", ()))
     return {
@@ -50,8 +50,8 @@ def _embed(vision: VisionArchitecture, tiles: int) -> Work:
 
 
 def _attended(vision: VisionArchitecture, sees_whole_images: bool) -> int:
-    """Sum of squared sequence lengths a tile. At native resolution a tile is a patch: the patches it attends to, in
-    images of `IMAGE_PATCHES` or in windows."""
+    """Return the sum of squared sequence lengths a tile. At native resolution a tile is a patch: the patches it attends
+    to, in images of `IMAGE_PATCHES` or in windows."""
     if vision.native is None:
         return vision.tokens_per_tile**2
     if sees_whole_images or not vision.native.window:
@@ -61,7 +61,7 @@ def _attended(vision: VisionArchitecture, sees_whole_images: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Counts for one image token."""
+    """How many numbers a projector keeps for one image token."""
 
     kept: int
     """Numbers that every rank keeps for the backward."""
@@ -75,7 +75,7 @@ class _Numbers:
 
 
 def _projector(architecture: "Architecture", tiles: int, t: int) -> Work:
-    """Return the projector's work on `tiles` tiles, of all `t` tensor-parallel ranks together."""
+    """Return the projector's work on `tiles` tiles, on all `t` tensor-parallel ranks together."""
     tokens, out = architecture.image_tokens(tiles), architecture.language.hidden_size
     count = {"matrix": _matrix, "gated": _gated}.get(architecture.merger, _plain)
     one, streams = count(architecture), architecture.streams  # one of hidden states, one a feature layer
@@ -90,7 +90,7 @@ def _projector(architecture: "Architecture", tiles: int, t: int) -> Work:
 
 
 def _plain(architecture: "Architecture") -> _Numbers:
-    """Count a norm, and one matrix or two."""
+    """Count, for one token, a projector of a norm, and one matrix or two."""
     joined, out = architecture.joined_width, architecture.language.hidden_size
     native = architecture.vision.native is not None
     into = joined * (1 + (architecture.projector_norm or native))
@@ -101,13 +101,14 @@ def _plain(architecture: "Architecture") -> _Numbers:
 
 
 def _matrix(architecture: "Architecture") -> _Numbers:
-    """Count a norm, a matrix that merges a square of patches into one patch, and an MLP of two layers."""
+    """Count, for one token, a norm, a matrix that merges a square of patches into one patch, and a two-layer MLP."""
     joined, out, width = architecture.joined_width, architecture.language.hidden_size, architecture.vision.hidden_size
     return _Numbers(2 * joined + width, 2 * out, joined + width + out, width + 2 * out, joined)
 
 
 def _gated(architecture: "Architecture") -> _Numbers:
-    """Count, after the ViT's norm, a matrix that merges a square, a matrix, a norm, GELU and a gated MLP."""
+    """Count, for one token behind the ViT's norm, a matrix that merges a square, a matrix, a norm, GELU, a gated
+    MLP."""
     joined, out, inner = architecture.joined_width, architecture.language.hidden_size, architecture.merger_width
     kept, late = (joined + 4 * out, 3 * inner), (joined + 3 * out, 2 * out + 3 * inner)
     return _Numbers(*kept, *late, joined + out)
