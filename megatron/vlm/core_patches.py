@@ -1,6 +1,8 @@
 """Fixes of megatron-core 0.19, so that it starts from pip's wheel, and trains and resumes without Apex, no slower."""
 
+from collections.abc import Callable
 from functools import cache
+from inspect import unwrap
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -13,6 +15,7 @@ from megatron.vlm import optional, platform
 def install() -> None:
     """Install all fixes of this module in megatron-core; each has its effect once a process."""
     patch_start()
+    patch_groups_of_one()
     patch_weight_gradients()
     patch_adam()
     patch_distributed_optimizer()
@@ -32,6 +35,39 @@ def patch_start() -> None:
         from megatron.core.datasets import utils
 
         utils.compile_helpers = lambda *_, **__: None
+
+
+@cache
+def patch_groups_of_one() -> None:
+    """Let tensor parallelism of one rank leave nothing in autograd's graph, and cost the host nothing.
+
+    Core enters every exchange there, an identity forward and backward; warns in each linear layer that it looks its
+    group up; and enters autocast, in which nothing is computed here, for each of their gradients.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import layers, mappings
+
+    for cls in (mappings._CopyToModelParallelRegion, mappings._ReduceFromModelParallelRegion):
+        cls.apply = staticmethod(_between_ranks(cls.apply))
+    for cls in (layers.LinearWithGradAccumulationAndAsyncCommunication, layers.LinearWithFrozenWeight):
+        cls.forward, cls.backward = staticmethod(unwrap(cls.forward)), staticmethod(unwrap(cls.backward))
+    look_up = mappings.get_tensor_model_parallel_group_if_none
+
+    def find(group: Any, is_expert: bool = False, check_initialized: bool = True) -> Any:
+        if group is None and not is_expert and parallel_state.is_initialized():
+            return parallel_state.get_tensor_model_parallel_group(check_initialized)
+        return look_up(group, is_expert, check_initialized) if group is None else group
+
+    layers.get_tensor_model_parallel_group_if_none = mappings.get_tensor_model_parallel_group_if_none = find
+
+
+def _between_ranks(exchange: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Exchange a tensor in a group, or return it, if that is one rank."""
+
+    def exchanged(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+        return tensor if group is not None and group.size() == 1 else exchange(tensor, group)
+
+    return exchanged
 
 
 @cache
