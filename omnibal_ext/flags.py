@@ -9,6 +9,7 @@ import unicodedata
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NoReturn
@@ -107,6 +108,19 @@ class ToolParser(ArgumentParser):
         for action in declared._actions:
             group._add_action(_Forwarded(action))
 
+    def borrow(self, group: Any, lender: "ToolParser", names: Iterable[str], **changed: Mapping[str, Any]) -> None:
+        """Take flags of another tool into a group, as it declares them, with its intervals unless `numbers` has some.
+
+        `changed`: by attribute name, what is different here, such as {"default": 4}.
+        """
+        own = {name for one in self.numbers for name in one.names.split()}
+        for name in names:
+            action = copy(next(action for action in lender._actions if action.dest == name))
+            vars(action).update({"required": False, **changed.get(name, {})})
+            group._add_action(action)
+            held = (one.interval for one in lender.numbers if name in one.names.split() and name not in own)
+            self.numbers += tuple(Interval(interval, name) for interval in held)
+
     @property
     def forwarded(self) -> set[str]:
         """The flags that are passed to another program, and may also stand after --."""
@@ -124,7 +138,35 @@ class ToolParser(ArgumentParser):
         found, rest = self.parse_known_args(words, namespace)
         if rest:
             raise UserError(f"{' '.join(rest)!r} belongs to no flag; see --help")
-        given = {name: value for name, value in vars(found).items() if value != self.get_default(name)}
+        return self._checked(found)
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the values of a command line without words, by attribute name."""
+        actions = [action for action in self._actions if action.default is not SUPPRESS]
+        texts = {action.dest: action for action in actions if isinstance(action.default, str)}
+        read = {name: self._get_value(action, action.default) for name, action in texts.items()}
+        return {action.dest: action.default for action in actions} | read
+
+    def settings(self, **given: Any) -> Namespace:
+        """Return what `parse_args` returns for a command line with these values. Raises UserError as it does."""
+        usual = self.defaults()
+        assert given.keys() <= usual.keys(), given.keys() - usual.keys()
+        return self._checked(Namespace(**usual | given))
+
+    def words(self, **given: Any) -> list[str]:
+        """Return a command line for these values, without those that are as usual."""
+        usual, words = self.defaults(), list[str]()
+        assert given.keys() <= usual.keys(), given.keys() - usual.keys()
+        for action in self._actions:
+            value = given.get(action.dest)
+            if value not in (None, usual.get(action.dest)):
+                values = value if action.nargs else [value]
+                words += [action.option_strings[0], *([] if action.nargs == 0 else map(shown, values))]
+        return words
+
+    def _checked(self, found: Namespace) -> Namespace:
+        usual = self.defaults()
+        given = {name: value for name, value in vars(found).items() if value != usual.get(name)}
         refuse(outside_intervals(vars(found), self.numbers, self.written))
         refuse(needs_missing(given, found, self.needs, self.written))
         return found
@@ -214,8 +256,10 @@ def _finite(value: float) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a flag's value as it is written on a command line."""
-    return value.name if isinstance(value, Enum) else str(value)
+    """Return a flag's value as it is written on a command line; None: it is chosen for the user."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "auto" if value is None else value.name if isinstance(value, Enum) else str(value)
 
 
 def flag_with_value(flag: str, value: object) -> str:
@@ -225,9 +269,9 @@ def flag_with_value(flag: str, value: object) -> str:
     return flag if isinstance(value, bool) else f"{flag} {shown(value)}"
 
 
-def as_flags(values: Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return {flag: value} of these attributes that are not None, to start another program that has the same flags."""
-    return {flag_name(name): value for name in names if (value := getattr(values, name)) is not None}
+def given_of(values: Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return {name: value} of these attributes, without those that are None."""
+    return {name: value for name in names if (value := getattr(values, name)) is not None}
 
 
 @contextmanager

@@ -33,8 +33,8 @@ NEEDS = (
 )
 
 
-def preprocess_parser(description: str | None) -> ToolParser:
-    """Return the parser of omnibal preprocess's flags."""
+def preprocess_parser(description: str | None = None) -> ToolParser:
+    """Return the command line of omnibal preprocess."""
     parser = ToolParser(numbers=NUMBERS, needs=NEEDS, description=description)
     usual = {flag: f"(default {value}, or the model's)" for flag, value in DEFAULTS.items()}
     add = parser.add_argument

@@ -21,15 +21,12 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from omnibal_ext.adapters import add_trained_flags
 from omnibal_ext.architectures.presets import MODEL_FLAGS, check_is_folder, preset
 from omnibal_ext.console import follow_metrics, print_json
-from omnibal_ext.costs.analytic import DEVICES
-from omnibal_ext.costs.states import add_state_flags
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import refuse_within, refuse_without_manifest
 from omnibal_ext.files.locks import only_job
-from omnibal_ext.flags import ToolParser, flag_name, refuse_unprintable
+from omnibal_ext.flags import ToolParser, refuse_unprintable
 from omnibal_ext.launch.candidates import measured_best, print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.conversations import (
@@ -54,20 +51,18 @@ from omnibal_ext.launch.flags import (
 )
 from omnibal_ext.launch.folder import CHECKPOINTS, LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
 from omnibal_ext.launch.longest import longest_sample
-from omnibal_ext.launch.planning import SWITCHES, Planning, plan_of_budgets, provisional_plan
+from omnibal_ext.launch.planning import COSTING, PLANNED, PROFILED, Planning, plan_of_budgets, provisional_plan
 from omnibal_ext.launch.processes import GRACE_SECONDS, run_ranks, stoppable
 from omnibal_ext.launch.recipe import FLAG, recipe_of, with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, downloaded, holds_weights, is_unconverted, pinned
-from omnibal_ext.layout.search import METHODS
-from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS
+from omnibal_ext.layout.command import plan_parser
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
-from omnibal_ext.plan_tower import tower_layout
-from omnibal_ext.schedules.schedule import OFFERED, offered
+from omnibal_ext.profile_flags import profile_parser
 from omnibal_ext.trainer_flags import FORWARDED_FLAGS
 from omnibal_ext.units import GIB
 
@@ -321,10 +316,7 @@ def _micro_batches(index: PackedIndex, data_parallel: int) -> int:
 def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     """The trainer's flags on which costs depend."""
     parser = ToolParser(add_help=False, allow_abbrev=False)
-    for name in SWITCHES:
-        parser.add_argument(flag_name(name), action="store_true")
-    add_state_flags(parser.add_argument)
-    add_trained_flags(parser)
+    parser.borrow(parser, profile_parser(), COSTING)
     return parser.parse_known_args(arguments.megatron)[0]
 
 
@@ -386,22 +378,16 @@ def _parser() -> ToolParser:
     add("--nnodes", type=int, default=1)
     add("--rdzv-endpoint", help="HOST:PORT of the first node, where several meet")
     add("--rdzv-id", default="omnibal")
-    add("--tensor-model-parallel-size", type=int, default=1)
-    add("--expert-model-parallel-size", type=int, default=1)
-    add("--pipeline-model-parallel-size", type=int, default=1)
-    add = parser.add_argument_group("plan").add_argument
+    group = parser.add_argument_group("profile and plan")
+    add = group.add_argument
     add("--profile", help="use this profile.json")
-    add("--analytic", choices=tuple(DEVICES), help="estimate the profile for this device, measure nothing")
     add("--replan", action="store_true", help="plan again from what the run in RUN measured, and go on with it")
     add("--repack", action="store_true", help="pack again, levelling the profile's seconds")
     add("--plan", help="use this plan.json, whatever its profile")
-    add("--virtual-pipeline-model-parallel-size", type=int, default=1)
-    add("--method", choices=METHODS, default="joint", help="see omnibal plan")
-    add("--schedule", type=offered, choices=OFFERED, default="1f1b")
-    add("--tower", type=tower_layout, choices=TOWER_LAYOUTS, default="cut", help="see omnibal plan")
-    add("--recompute", default="fewest", choices=("fewest", "full"))
+    parser.borrow(group, profile_parser(), PROFILED)
+    one_rank, no_limit = {"default": 1}, {"default": None}
+    parser.borrow(group, plan_parser(), PLANNED, pipeline_model_parallel_size=one_rank, memory_gib=no_limit)
     add("--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest")
-    add("--memory-gib", type=float, help="of one device; no limit unless given")
     for title, add_flags in FORWARDED_FLAGS.items():
         parser.add_forwarded(title, add_flags)
     parser.add_argument("--check", action="store_true", help="check everything, start nothing; exit code 2 if refused")

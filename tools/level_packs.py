@@ -9,13 +9,14 @@ import argparse
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Interval, ToolParser
+from omnibal_ext.packing.command import pack_parser
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.rebalanced import RankLayout, rebalance, write_rebalanced
 from omnibal_ext.packing.options import LAST_ITERATION
 from omnibal_ext.packing.ordering.metrics import wait
 
-NUMBERS = (Interval("[1, 65536]", "data_parallel_size"), Interval("[0, inf)", "iteration"))
+NUMBERS = (Interval("[0, inf)", "iteration"),)
 MEASURED = 1000
 """Iterations, from --iteration on, over which waiting is measured."""
 
@@ -57,7 +58,8 @@ def _waits(index: PackedIndex, ranks: RankLayout, since: int) -> float:
 def _parser() -> ToolParser:
     parser = ToolParser(numbers=NUMBERS, description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("packs", help="the packed index")
-    parser.add_argument("--data-parallel-size", type=int, required=True, metavar="D", help="of the run that goes on")
+    needed = {"required": True, "default": None, "help": "of the run that goes on"}
+    parser.borrow(parser, pack_parser(), ("data_parallel_size",), data_parallel_size=needed)
     parser.add_argument("--iteration", type=int, default=0, help="the first one that runs at that size")
     parser.add_argument("--last-iteration", choices=LAST_ITERATION, help="of the run (default: the index's)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -20,16 +20,18 @@ from omnibal_ext.console import print_json, print_table, say_wrapped, track
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import check_exists
 from omnibal_ext.files.records import write_text
-from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.flags import Interval, Need, ToolParser, flag_name, given_of
 from omnibal_ext.launch.weights import downloaded
 from omnibal_ext.modalities.modality import FURTHER_SIZES, in_words
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import reject_reasons
+from omnibal_ext.packing.command import pack_parser
 from omnibal_ext.packing.comparison import Batching, Order, measure, ways
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts, refuse_unpriced
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers.budgets import choose_budgets, further_budgets_for
+from omnibal_ext.preprocess_flags import preprocess_parser
 from omnibal_ext.report.page import comparison_page
 from omnibal_ext.sizes import sizes_files
 
@@ -51,18 +53,16 @@ def is_sizes(path: Path) -> bool:
     return path.suffix == ".npz" or (path / "tokens.npy").is_file()
 
 
+MEASURED = ("image_root", "max_tiles", "max_pixels", "max_rejects", "workers")
+"""Settings of omnibal preprocess by which conversations are measured."""
 NUMBERS = (
     Interval("[1, 1e9]", "tokens"),
     Interval("[0, 1e9]", "tiles"),
-    Interval("[1, 65536]", "ranks micro_batches pipeline_model_parallel_size batch"),
-    Interval("[1, inf)", "max_tiles max_pixels"),
-    Interval("[1, 1024]", "workers"),
-    Interval("[0, inf)", "max_rejects"),
-    Interval("[0, 4294967295]", "seed"),
+    Interval("[1, 65536]", "ranks batch"),
 )
 NEEDS = (
     Need(
-        "image_root max_tiles max_pixels max_rejects workers save_sizes",
+        " ".join((*MEASURED, "save_sizes")),
         "conversations, and --model",
         lambda given: given.model and not all(map(is_sizes, given.input)),
     ),
@@ -88,31 +88,25 @@ def _parser() -> ToolParser:
         help="sizes (.npz or folder of .npy of tiles and tokens, or a .json list), a dataset folder of omnibal "
         "preprocess, or with --model conversations: JSONL, JSON lists, tables, tars (docs/data.md)",
     )  # fmt: skip
-    add = parser.add_argument_group("conversations").add_argument
+    group = parser.add_argument_group("conversations")
+    add = group.add_argument
     add(*MODEL_FLAGS, help="a Hugging Face folder (no weights needed) or a preset; counts its costs too")
     add("--download", action="store_true", help="fetch --model OWNER/MODEL of the Hugging Face hub, without weights")
-    add("--image-root", type=Path, metavar="FOLDER", help="where image paths start (default: each file's)")
-    add("--max-tiles", type=int, metavar="N", help="a conversation, thumbnails not counted (default: the model's)")
-    add("--max-pixels", type=int, metavar="N", help="an image, for models that see it near its own size")
-    add("--max-rejects", type=int, metavar="N", help="lines that may be left out (default: 1%%, at least 10)")
-    add("--workers", type=int, default=1, metavar="N", help="processes that read them (default 1)")
+    parser.borrow(group, preprocess_parser(), MEASURED)
     add("--save-sizes", type=Path, metavar="FILE.npz", help="write the sizes, to look again in seconds")
-    add = parser.add_argument_group("your run").add_argument
+    group = parser.add_argument_group("your run")
+    add = group.add_argument
     add("--tokens", type=int, metavar="T", help="most tokens of a pack, packing_length (default: of four)")
     add("--tiles", type=int, metavar="T", help="most tiles of a pack (default: as its tokens have)")
     add("--batch", type=_numbers, default=BATCH, metavar="B,...", help="samples of a padded batch (default 4)")
     add("--ranks", type=_numbers, metavar="D,...", help="data-parallel ranks (default: 8, or the order's)")
-    add("--micro-batches", type=int, default=1, metavar="M", help="batches of a rank a step (default 1)")
-    add(
-        "--pipeline-model-parallel-size", type=int, default=1, metavar="P",
-        help="above 1, ranks wait for each other in vision and language part separately (default 1)",
-    )  # fmt: skip
+    sizes = ("micro_batches", "pipeline_model_parallel_size")
+    parser.borrow(group, pack_parser(), sizes, pipeline_model_parallel_size={"default": 1})
     add("--order", metavar="FILE.jsonl", help="your own sampler's batches, a step a line: docs/look.md")
     add("--order-packed", action="store_true", help="its batches are packed, not padded")
-    add = parser.add_argument_group("costs of tiles and tokens, by which time is counted").add_argument
-    add("--costs", metavar="PROFILE", help="a profile.json of omnibal profile")
-    add("--analytic", metavar="DEVICE", help="or count operations on an a100, h100 (default) or h200")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default 0)")
+    group = parser.add_argument_group("costs of tiles and tokens, by which time is counted")
+    parser.borrow(group, pack_parser(), ("costs", "analytic"))
+    parser.borrow(parser, pack_parser(), ("seed",))
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as an HTML page")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
@@ -246,10 +240,8 @@ def next_commands(given: Input, found: Comparison, arguments: argparse.Namespace
     options, commands = found.options, []
     model = ["--model", arguments.model] if arguments.model else []
     if not given.has_dataset:
-        limits = [("--image-root", arguments.image_root), ("--max-tiles", arguments.max_tiles)]
-        limits += [("--max-pixels", arguments.max_pixels), ("--max-rejects", arguments.max_rejects)]
-        limits += [("--workers", arguments.workers)]
-        chosen = [word for flag, value in limits if value is not None for word in (flag, str(value))]
+        limits = given_of(arguments, MEASURED).items()
+        chosen = [word for name, value in limits for word in (flag_name(name), str(value))]
         commands.append(
             ["omnibal", "preprocess", "--input", *map(str, arguments.input), *model, *chosen, "--output-dir", "data"]
         )

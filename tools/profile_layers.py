@@ -18,22 +18,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext import adapters as adapter_flags
-from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
+from omnibal_ext.adapters import Adapters, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
-from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, TOWER_KINDS, chain_kind
 from omnibal_ext.console import print_json, print_table
-from omnibal_ext.costs.analytic import DEVICES, analytic_profile
+from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.operations import installed_attention, measured_device
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.costs.states import AWARE, DTYPES, WeightBytes, add_state_flags, state_words
+from omnibal_ext.costs.states import WeightBytes, state_words
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser, add_further_budgets
 from omnibal_ext.modalities.modality import ALWAYS, LANGUAGE, MODALITIES, Budgets, budget_fields, budgets_in, in_words
 from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 from omnibal_ext.output import say
+from omnibal_ext.profile_flags import profile_parser
 from omnibal_ext.trained import ALL
 
 KERNELS = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
@@ -44,7 +43,7 @@ PROFILER = 5
 
 def main() -> None:
     """Run omnibal profile: measure or estimate what each kind of layer costs, write profile.json, print it."""
-    arguments = _parser().parse_args()
+    arguments = profile_parser(__doc__).parse_args()
     architecture = preset(arguments.model)
     ranks = arguments.tensor_model_parallel_size, arguments.data_parallel_size
     check_expert_ranks(architecture, arguments.expert_model_parallel_size, ranks)
@@ -245,59 +244,6 @@ def _show(profile: Profile, output: str) -> None:
         f"{profile.iteration_seconds * 1e3:.2f} ms and the layers' optimizer steps, "
         f"{sum(profile.layers[kind].step_seconds for kind in profile.cost_kinds) * 1e3:.2f} ms over all stages"
     )
-
-
-NUMBERS = (
-    Interval("[1, 1e9]", f"vit_budget llm_budget {FURTHER_BUDGETS}"),
-    Interval("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
-    Interval("[1, 1000]", "steps"),
-    Interval("(0, 1]", "supervised_share"),
-    Interval("[0, 268435456]", "replica_ranks"),
-    *adapter_flags.NUMBERS,
-)
-NEEDS = (
-    *adapter_flags.NEEDS,
-    Need(
-        "tower_profile",
-        "to be given without --analytic, which prices whole layers itself by --replica-ranks",
-        lambda given: not given.analytic,
-    ),
-    Need("steps force", "to be given without --analytic, which measures nothing", lambda given: not given.analytic),
-    Need(AWARE, "--use-distributed-optimizer", lambda given: given.use_distributed_optimizer),
-    Need(AWARE, "--bf16, or --analytic", lambda given: given.bf16 or given.analytic),
-    Need(" ".join(DTYPES), "--use-precision-aware-optimizer", lambda given: getattr(given, AWARE)),
-)
-
-
-def _parser() -> ToolParser:
-    parser = ToolParser(
-        numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add(*MODEL_FLAGS, required=True, help="a preset, or a Hugging Face folder")
-    add("--vit-budget", type=int, required=True, help="tiles of a full pack")
-    add("--llm-budget", type=int, required=True, help="tokens of a full pack")
-    add_further_budgets(add, "{units} of a full pack, for models that {verb} (default: 1)")
-    add(
-        "--supervised-share", type=float, default=1.0, metavar="S",
-        help="of a pack's tokens, on average, those that are learnt: the head multiplies no others (default: all)",
-    )  # fmt: skip
-    add("--tensor-model-parallel-size", type=int, default=1)
-    add("--expert-model-parallel-size", type=int, default=1, help="ranks over which a layer's experts are distributed")
-    add("--sequence-parallel", action="store_true", help="the job shares tokens between blocks")
-    add("--data-parallel-size", type=int, default=1, help="of the job: gradients are reduced over it")
-    add("--use-distributed-optimizer", action="store_true", help="the job shards its optimizer state")
-    add("--bf16", action="store_true", help="measure in bf16")
-    add_state_flags(add)
-    add_trained_flags(parser)
-    add("--steps", type=int, default=5, help="steps measured, after two to warm up")
-    add("--analytic", choices=sorted(DEVICES), help="from operation counts, no device needed")
-    add("--replica-ranks", type=int, default=0, help="pipeline x tensor ranks: also what a tower beside them costs")
-    add("--tower-profile", help="profile at tensor-parallel size 1: what whole layers of a tower cost")
-    add("--force", action="store_true", help="measure again, whatever is there")
-    add("--output", required=True, help="profile.json to write")
-    add("--json", action="store_true", help="print the profile as one JSON object")
-    return parser
 
 
 if __name__ == "__main__":

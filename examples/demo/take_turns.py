@@ -87,8 +87,7 @@ def main() -> None:
         except BaseException:
             for run in runs:
                 run.end()
-            for run in runs:
-                end_tree(run.launcher)
+            end_tree()
             raise
 
 

@@ -16,27 +16,29 @@ from typing import Any
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import check_exists, refuse_no_images
 from omnibal_ext.files.records import sha256_of, write_record
-from omnibal_ext.flags import FURTHER_BUDGETS, add_further_budgets, as_flags, flag_name
+from omnibal_ext.flags import FURTHER_BUDGETS, ToolParser, flag_name, given_of, shown
 from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import is_made, refuse_other, remove_unused
 from omnibal_ext.launch.planning import run_our_tool
-from omnibal_ext.launch.processes import run_python
+from omnibal_ext.launch.processes import run_fork, run_python
 from omnibal_ext.output import say
+from omnibal_ext.packing.command import pack_and_show, pack_parser
 from omnibal_ext.packing.costs import are_patches
-from omnibal_ext.packing.packers.budgets import read_budget
-from omnibal_ext.packing.widths import check_widths, read_widths
+from omnibal_ext.packing.widths import check_widths
+from omnibal_ext.preprocess_flags import preprocess_parser
 from omnibal_ext.reading.document import decode
 from omnibal_ext.sizes import Sizes
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
-LIMITS = ("max_tiles", "max_pixels", "max_tokens")
-"""Attributes of the flags that limit samples in preprocessing."""
-READING_FLAGS = {"image_root": None, "workers": 1, "max_rejects": None}
-"""Flags that have no effect on an existing dataset, with their defaults."""
+READING = ("image_root", "workers", "max_rejects")
+"""Settings of omnibal preprocess, taken for it, that have no effect on an existing dataset."""
+LIMITS = ("max_tiles", "max_pixels", "max_tokens", "shorten")
+"""Those that limit samples."""
+PREPROCESSED = ("input", "chat_template", *READING, *LIMITS)
+PACKED = ("vit_budget", "llm_budget", *FURTHER_BUDGETS.split(), "held_out", "widths")
+"""Settings of omnibal pack that are taken for it."""
 MICRO_BATCHES = 4
 """Default microbatches per pipeline rank."""
-ONE_RANK, AUTO = "1", "auto"
-"""Values of --widths: the default, and as wide as samples need within a node."""
 USUAL_FLAGS: dict[str, tuple[str, ...]] = {
     "--bf16": (),
     "--use-distributed-optimizer": (),
@@ -52,38 +54,19 @@ USUAL_FOR_ADAPTERS = {"--lr": ("4e-5",)}
 """Other defaults for adapters, which start at zero and take larger steps."""
 
 
-def widths(text: str) -> str:
-    """Check `1,2,4`, or "auto". Raises ValueError."""
-    read_widths(text)
-    return text
-
-
-def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
+def add_conversation_flags(parser: ToolParser) -> None:
     """Add the flags of a run from conversations."""
-    add = parser.add_argument_group("conversations, instead of --data and --packs").add_argument
-    add("--input", nargs="+", metavar="FILE", help="files of conversations, see omnibal preprocess")
-    add("--image-root", metavar="FOLDER", help="where image paths start from (default: at each file)")
-    add("--chat-template", help="if the model's folder has none")
-    add("--max-tiles", type=int, help="of a conversation; at native resolution patches of an image")
-    add("--max-pixels", type=int, help="most pixels of an image, for models at native resolution")
-    add("--max-tokens", type=int, help="most tokens of a sample; longer ones are left out, or shortened")
-    add("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
-    add("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
-    add("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
-    add_further_budgets(add, "most {units} of a pack (default: auto)")
-    add(
-        "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
-        help="ranks that may run a pack together, see omnibal pack; needs --llm-budget, of one rank",
-    )  # fmt: skip
-    add("--held-out", type=float, metavar="SHARE", help="evaluate on these samples, train on the rest")
-    add("--workers", type=int, default=1, help="processes that preprocess")
-    add("--max-rejects", type=int, help="conversations that may be left out (default: 1%%, at least 10)")
-    add("--micro-batches", type=int, help=f"packs per rank and iteration (default: {MICRO_BATCHES} per pipeline rank)")
+    group = parser.add_argument_group("conversations, instead of --data and --packs")
+    parser.borrow(group, preprocess_parser(), PREPROCESSED)
+    parser.borrow(group, pack_parser(), PACKED, held_out={"help": "evaluate on these samples, train on the rest"})
+    said = f"packs per rank and iteration (default: {MICRO_BATCHES} per pipeline rank)"
+    group.add_argument("--micro-batches", type=int, help=said)
 
 
 def say_unused(arguments: argparse.Namespace) -> None:
-    """Print which of `READING_FLAGS` have no effect because --input is not given."""
-    unused = [flag_name(name) for name, usual in READING_FLAGS.items() if getattr(arguments, name) != usual]
+    """Print which of `READING` have no effect because --input is not given."""
+    usual = preprocess_parser().defaults()
+    unused = [flag_name(name) for name in READING if getattr(arguments, name) != usual[name]]
     if unused and not arguments.input and not arguments.json:
         say(f"{', '.join(unused)}: not used, as the dataset {arguments.data} exists already")
 
@@ -135,7 +118,7 @@ def check_paths(arguments: argparse.Namespace) -> None:
 def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
     """Make the dataset and the packs if they are missing or were made from other inputs; print every step."""
     _preprocess(arguments, tools)
-    _pack(arguments, tools, data_parallel)
+    _pack(arguments, data_parallel)
 
 
 def are_made(arguments: argparse.Namespace, data_parallel: int) -> bool:
@@ -143,8 +126,8 @@ def are_made(arguments: argparse.Namespace, data_parallel: int) -> bool:
 
     Raises UserError for --widths that these ranks cannot have, and if a run was begun on a dataset of other limits.
     """
-    if asked := read_widths(arguments.widths):
-        check_widths(asked, data_parallel)
+    if arguments.widths:
+        check_widths(arguments.widths, data_parallel)
     data, manifest = _asked_of_data(arguments), Path(arguments.data) / "manifest.json"
     refuse_other(Path(arguments.run_dir), _note(arguments, "data"), data)
     return is_made(_note(arguments, "data"), data, manifest) and _are_packed(arguments, data_parallel)
@@ -157,10 +140,8 @@ def micro_batches(arguments: argparse.Namespace) -> int:
 
 def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str, str]:
     """Return the result of `preprocess_data.py --check`, which reads the first lines of files and writes nothing."""
-    switches = ["--check", "--json", "--input", *arguments.input, *_shorten(arguments)]
-    words = [word for flag in _data_flags(arguments).items() for word in flag]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    done = run_python(tools / "preprocess_data.py", *words, *switches, **both)
+    done = run_python(tools / "preprocess_data.py", *_preprocess_words(arguments, check=True, json=True), **both)
     if done.returncode == 0:
         detail, state = decode(done.stdout.encode())["detail"], "ok"
     elif done.returncode == 2:
@@ -177,15 +158,12 @@ def _note(arguments: argparse.Namespace, what: str) -> Path:
 
 
 def _asked_of_data(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {flag_name(name): getattr(arguments, name) for name in (*LIMITS, "shorten")}
+    return {flag_name(name): getattr(arguments, name) for name in LIMITS}
 
 
-def _shorten(arguments: argparse.Namespace) -> list[str]:
-    return ["--shorten", *arguments.shorten] if arguments.shorten else []
-
-
-def _data_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {**as_flags(arguments, ("model", "chat_template", *READING_FLAGS, *LIMITS)), "--output-dir": arguments.data}
+def _preprocess_words(arguments: argparse.Namespace, **switches: bool) -> list[str]:
+    settings = given_of(arguments, ("model", *PREPROCESSED)) | switches
+    return preprocess_parser().words(**settings, output_dir=arguments.data)
 
 
 def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
@@ -194,31 +172,33 @@ def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
     _say(arguments, f"conversations -> {arguments.data}")
     if note.exists() and not is_made(note, asked):
         remove_unused(Path(arguments.run_dir), Path(arguments.data))
-    words = ["--input", *arguments.input, *_shorten(arguments)]
-    run_our_tool(tools / "preprocess_data.py", _data_flags(arguments), arguments.json, words)
+    run_our_tool(tools / "preprocess_data.py", _preprocess_words(arguments), arguments.json)
     write_record(note, asked)
 
 
-def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, Any]:
-    """Return the flags of omnibal pack, but for the folders that it reads and writes."""
-    flags: dict[str, Any] = {
-        "--data-parallel-size": data_parallel,
-        "--micro-batches": micro_batches(arguments),
-        "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
-        "--last-iteration": "empty",  # so that an epoch has every sample once
+def _pack_settings(arguments: argparse.Namespace, data_parallel: int) -> dict[str, Any]:
+    """Return the settings of omnibal pack, but for the folders that it reads and writes."""
+    settings: dict[str, Any] = {
+        "data_parallel_size": data_parallel,
+        "micro_batches": micro_batches(arguments),
+        "pipeline_model_parallel_size": arguments.pipeline_model_parallel_size,
+        "last_iteration": "empty",  # so that an epoch has every sample once
     }
-    flags |= as_flags(arguments, ("vit_budget", "llm_budget", *FURTHER_BUDGETS.split(), "held_out"))
-    if arguments.widths != ONE_RANK:
-        flags["--widths"] = arguments.widths
-    if arguments.widths == AUTO:
+    settings |= given_of(arguments, PACKED) | {"widths": arguments.widths}
+    if arguments.widths is None:
         groups, rest = divmod(arguments.nproc_per_node, arguments.tensor_model_parallel_size)
-        flags["--node-ranks"] = 1 if rest else groups  # data-parallel ranks of a node; 1: tensor groups span nodes
-    return flags
+        settings["node_ranks"] = 1 if rest else groups  # data-parallel ranks of a node; 1: tensor groups span nodes
+    return settings
 
 
 def _asked_of_packs(arguments: argparse.Namespace, data_parallel: int) -> dict[str, Any]:
     dataset = sha256_of(Path(arguments.data) / "manifest.json")
-    return {**_pack_flags(arguments, data_parallel), "dataset": dataset}
+    noted = {
+        flag_name(name): shown(value) if name == "widths" else value
+        for name, value in _pack_settings(arguments, data_parallel).items()
+        if value != (1,)  # older notes name no usual widths
+    }
+    return {**noted, "dataset": dataset}
 
 
 def _are_packed(arguments: argparse.Namespace, data_parallel: int) -> bool:
@@ -227,20 +207,19 @@ def _are_packed(arguments: argparse.Namespace, data_parallel: int) -> bool:
     return is_made(_note(arguments, "packs"), _asked_of_packs(arguments, data_parallel), *manifests)
 
 
-def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
+def _pack(arguments: argparse.Namespace, data_parallel: int) -> None:
     if _are_packed(arguments, data_parallel):
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
-    data = {"--data": arguments.data}
     sizes = Path(arguments.data) / "sizes.npz"
-    priced = {"--model": arguments.model} if sizes.exists() and are_patches(Sizes.load(sizes)) else {}
-    flags = {**data, **_pack_flags(arguments, data_parallel), **priced, "--output-dir": arguments.packs}
-    held_out = {**data, "--held-out-of": arguments.packs, "--output-dir": arguments.eval_packs}
-    for named in (flags, held_out) if arguments.held_out else (flags,):
-        made = Path(named["--output-dir"])
+    priced = {"model": arguments.model} if sizes.exists() and are_patches(Sizes.load(sizes)) else {}
+    packing = {**_pack_settings(arguments, data_parallel), **priced, "output_dir": arguments.packs}
+    held_out = {"held_out_of": arguments.packs, "output_dir": arguments.eval_packs}
+    for settings in (packing, held_out) if arguments.held_out else (packing,):
+        made = Path(settings["output_dir"])
         _say(arguments, f"dataset -> {made}")
         remove_unused(Path(arguments.run_dir), made)
-        run_our_tool(tools / "pack_data.py", named, arguments.json)
+        run_fork(pack_and_show, arguments.json, data=arguments.data, **settings)
     write_record(_note(arguments, "packs"), _asked_of_packs(arguments, data_parallel))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omnibal_ext import trainer_flags
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser
+from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser, flag_name
 from omnibal_ext.launch.folder import CHECKPOINTS, PLAN, SAVE_INTERVAL, TENSORBOARD
 from omnibal_ext.launch.processes import python
 from omnibal_ext.packing.index.dispatch import PackStream
@@ -15,21 +15,9 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 
 NUMBERS = (
     *trainer_flags.NUMBERS,
-    Interval(
-        "[1, 16384]",
-        """
-        nproc_per_node nnodes tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size
-        virtual_pipeline_model_parallel_size micro_batches
-        """,
-    ),
+    Interval("[1, 16384]", "nproc_per_node nnodes micro_batches"),
     Interval("(0, 1e6]", "epochs memory_gib"),
     Interval("[0, 1000]", "measure_top_k"),
-    Interval("[1, 1024]", "workers"),
-    Interval("[0, inf)", "max_rejects"),
-    Interval("[1, inf)", "max_tiles max_pixels max_tokens"),
-    Interval("[0, 1e9]", "vit_budget"),
-    Interval("[1, 1e9]", f"llm_budget {FURTHER_BUDGETS}"),
-    Interval("(0, 1)", "held_out"),
 )
 
 
@@ -132,17 +120,13 @@ def torchrun_words(arguments: argparse.Namespace, plan: Path, index: PackedIndex
 
 def trainer_words(arguments: argparse.Namespace, plan: Path, metrics: Path, packs: PackedIndex | int) -> list[str]:
     """Return the arguments of `megatron.vlm.pretrain`; `packs`: the index or, before it exists, packs per iteration."""
+    read = ("data", "packs", "eval_data", "eval_packs")
+    sizes = (f"{size}_model_parallel_size" for size in ("tensor", "expert", "pipeline"))
     flags = {
         "--model": arguments.model,
         "--from": arguments.first_weights,
         "--plan": plan,
-        "--data": arguments.data,
-        "--packs": arguments.packs,
-        "--eval-data": arguments.eval_data,
-        "--eval-packs": arguments.eval_packs,
-        "--tensor-model-parallel-size": arguments.tensor_model_parallel_size,
-        "--expert-model-parallel-size": arguments.expert_model_parallel_size,
-        "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
+        **{flag_name(name): getattr(arguments, name) for name in (*read, *sizes)},
         "--global-batch-size": packs if isinstance(packs, int) else packs.global_batch,
         "--metrics-file": metrics,
         "--timelines": TIMELINES,

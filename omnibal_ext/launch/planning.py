@@ -13,28 +13,33 @@ from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.console import print_json
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.costs.states import AWARE, DTYPES, state_words
+from omnibal_ext.costs.states import AWARE, DTYPES
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of, write_record
-from omnibal_ext.flags import as_flags, flag_name
+from omnibal_ext.flags import flag_name, given_of
 from omnibal_ext.launch.flags import is_own_plan
 from omnibal_ext.launch.folder import PLAN, is_made, remove_unused
-from omnibal_ext.launch.processes import run_python
+from omnibal_ext.launch.processes import run_fork, run_python
+from omnibal_ext.layout.command import plan_and_show
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.modalities.modality import Budgets, budget_fields, budgets_in
+from omnibal_ext.packing.command import pack_and_show
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
+from omnibal_ext.profile_flags import profile_parser
 
 PROFILED = ("tensor_model_parallel_size", "expert_model_parallel_size", "analytic")
-"""Flags of omnibal launch that are forwarded to omnibal profile."""
+"""Settings of omnibal profile that omnibal launch takes for it."""
 PLANNED = (
     "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "method", "schedule", "tower", "memory_gib",
     "recompute",
 )  # fmt: skip
-"""Flags of omnibal launch that are forwarded to omnibal plan."""
-SWITCHES = ("bf16", "use_distributed_optimizer", "sequence_parallel")
-"""Megatron flags without value on which costs depend."""
+"""Settings of omnibal plan that omnibal launch takes for it."""
+COSTING = (
+    "bf16", "use_distributed_optimizer", "sequence_parallel", AWARE, *DTYPES, "freeze", "lora_rank", "lora_targets"
+)  # fmt: skip
+"""Flags of the trainer on which costs depend; omnibal profile has the same."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Planning:
 
     flags: argparse.Namespace
     job: argparse.Namespace
-    """Flags of the trainer on which costs depend: `SWITCHES`, of optimizer states, --freeze and those of adapters."""
+    """Flags of the trainer on which costs depend, `COSTING`."""
     architecture: Architecture
     index: PackedIndex
     data_parallel: int
@@ -121,19 +126,19 @@ class Planning:
         """--repack: return this with packs balanced by the profile's seconds; profile and packs are made if missing."""
         self._ensure_profile()
         folder, note = self.run_dir / "packs", self.run_dir / "repack.inputs.json"
-        flags = {
-            "--data-parallel-size": self.data_parallel,
-            "--micro-batches": self.micro_batches,
-            "--pipeline-model-parallel-size": self.flags.pipeline_model_parallel_size,
+        ranks = {
+            "data_parallel_size": self.data_parallel,
+            "micro_batches": self.micro_batches,
+            "pipeline_model_parallel_size": self.flags.pipeline_model_parallel_size,
         }
         paths = {
-            "--data": self.flags.data, "--like": self.index.folder, "--costs": self.profile_path, "--output-dir": folder
+            "data": self.flags.data, "like": self.index.folder, "costs": self.profile_path, "output_dir": folder
         }  # fmt: skip
-        asked = {name: str(value) for name, value in flags.items()}
+        asked = {flag_name(name): str(value) for name, value in ranks.items()}
         asked |= {"packs": sha256_of(self.index.folder / "manifest.json"), "profile": self._profile_hash}
         if not is_made(note, asked, folder / "manifest.json"):
             remove_unused(self.run_dir, folder)
-            run_our_tool(self.tools / "pack_data.py", flags | paths, self.flags.json)
+            run_fork(pack_and_show, self.flags.json, **ranks, **paths)
             write_record(note, asked)
         return replace(self, index=PackedIndex.open(folder))
 
@@ -161,24 +166,16 @@ class Planning:
         """Run the profiler, which does not repeat measurements that are in the file."""
         if self.flags.profile:
             return
-        flags = profiler_flags(self.flags, self.index.budgets, self.data_parallel, self.profile_path)
+        settings = profile_settings(self.flags, self.job, self.index.budgets, self.data_parallel, self.profile_path)
         if (learnt := Corpus.of_dataset(self.flags.data).supervised_share) is not None:
-            flags["--supervised-share"] = f"{learnt:.3f}"
-        flags |= self._tower_flags()
-        trained = trained_words(self.job)
-        if "--tower-profile" in flags:
-            unsharded = {name: value for name, value in flags.items() if not name.startswith(("--tower", "--replica"))}
-            unsharded |= {"--tensor-model-parallel-size": 1, "--expert-model-parallel-size": 1}
-            unsharded |= {"--output": flags["--tower-profile"]}
-            run_our_tool(self.tools / "profile_layers.py", unsharded, self.flags.json, trained)
-        run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, trained)
-
-    def _tower_flags(self) -> dict[str, Any]:
-        """The profiler's flags for a replicated tower; none if the tower will be cut."""
-        flags, tensor = replica_flags(self.flags), self.flags.tensor_model_parallel_size
-        if flags and tensor > 1 and not self.flags.analytic:
-            flags["--tower-profile"] = self.run_dir / "tower_profile.json"
-        return flags
+            settings["supervised_share"] = round(learnt, 3)
+        replicated = replica_settings(self.flags)
+        if replicated and self.flags.tensor_model_parallel_size > 1 and not self.flags.analytic:
+            replicated["tower_profile"] = self.run_dir / "tower_profile.json"
+            unsharded = {"tensor_model_parallel_size": 1, "expert_model_parallel_size": 1}
+            unsharded |= {"output": replicated["tower_profile"]}
+            run_profile(self.tools, self.flags.json, **settings | unsharded)
+        run_profile(self.tools, self.flags.json, **settings, **replicated)
 
     def _asked(self) -> dict[str, Any]:
         """Return all inputs on which the plan depends; the model's hash is that of its profile."""
@@ -196,14 +193,8 @@ class Planning:
         }
 
     def _plan(self) -> None:
-        flags = {
-            "--profile": self.profile_path,
-            "--num-microbatches": self.micro_batches,
-            "--packs": self.index.folder,
-            "--output": self.plan_path,
-            **as_flags(self.flags, PLANNED),
-        }
-        run_our_tool(self.tools / "plan_layout.py", flags, self.flags.json)
+        asked = {"profile": self.profile_path, "packs": self.index.folder, "output": self.plan_path}
+        make_plan(self.flags, self.micro_batches, self.flags.json, **asked)
         write_record(self.inputs_path, self._asked())
 
 
@@ -243,41 +234,46 @@ def plan_of_budgets(
     """Print the plan of packs that fill --vit-budget and --llm-budget, at --analytic costs, without data."""
     with tempfile.TemporaryDirectory() as folder:
         profile, plan = Path(folder) / "profile.json", Path(folder) / PLAN
-        asked = profiler_flags(flags, budgets_in(vars(flags)), data_parallel, profile) | replica_flags(flags)
-        run_our_tool(tools / "profile_layers.py", asked, True, trained_words(job))
-        wanted = {"--profile": profile, "--num-microbatches": micro_batches, "--output": plan}
-        run_our_tool(tools / "plan_layout.py", wanted | as_flags(flags, PLANNED), flags.json)
+        settings = profile_settings(flags, job, budgets_in(vars(flags)), data_parallel, profile)
+        run_profile(tools, True, **settings, **replica_settings(flags))
+        make_plan(flags, micro_batches, flags.json, profile=profile, output=plan)
         if flags.json:
             print_json({"plan": Plan.load(plan).to_record(), "started": False})
 
 
-def profiler_flags(flags: argparse.Namespace, budgets: Budgets, data_parallel: int, output: Path) -> dict[str, Any]:
-    """Flags of omnibal profile for a run with these budgets, except those of a replicated tower."""
+def profile_settings(
+    flags: argparse.Namespace, job: argparse.Namespace, budgets: Budgets, data_parallel: int, output: Path
+) -> dict[str, Any]:
+    """Settings of omnibal profile for a run with these budgets, except those of a replicated tower."""
+    narrow = () if getattr(job, AWARE) else DTYPES
     return {
-        "--model": flags.model,
-        **{flag_name(name): most for name, most in budget_fields(budgets).items()},
-        "--data-parallel-size": data_parallel,
-        "--output": output,
-        **as_flags(flags, PROFILED),
+        "model": flags.model,
+        **budget_fields(budgets),
+        "data_parallel_size": data_parallel,
+        "output": output,
+        **given_of(flags, PROFILED),
+        **{name: value for name, value in vars(job).items() if name not in narrow},
     }
 
 
-def replica_flags(flags: argparse.Namespace) -> dict[str, Any]:
-    """The profiler's flag for the ranks that share a replicated tower; none if the tower will be cut."""
+def replica_settings(flags: argparse.Namespace) -> dict[str, Any]:
+    """The profiler's setting for the ranks that share a replicated tower; none if the tower will be cut."""
     tensor, pipeline = flags.tensor_model_parallel_size, flags.pipeline_model_parallel_size
-    return {} if flags.tower == "cut" or pipeline == 1 else {"--replica-ranks": tensor * pipeline}
+    return {} if flags.tower == "cut" or pipeline == 1 else {"replica_ranks": tensor * pipeline}
 
 
-def trained_words(job: argparse.Namespace) -> list[str]:
-    """Words of omnibal profile that say what the run trains, and in which precision."""
-    switches = [flag_name(name) for name in SWITCHES if getattr(job, name)]
-    trained = ["--freeze", *job.freeze] if job.freeze else Adapters.of(job).size_flags
-    return [*switches, *state_words(job), *trained]
+def make_plan(flags: argparse.Namespace, micro_batches: int, is_quiet: bool, **paths: Path) -> None:
+    """Plan with the settings that the launcher takes for it."""
+    run_fork(plan_and_show, is_quiet, num_microbatches=micro_batches, **paths, **given_of(flags, PLANNED))
 
 
-def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:
-    """Run a tool with these flags; if it fails, exit with its exit code. `quiet`: without its stdout."""
-    words = [word for flag in flags.items() for word in flag]
-    done = run_python(tool, *words, *switches, stdout=subprocess.DEVNULL if quiet else None)
+def run_profile(tools: Path, is_quiet: bool, **settings: Any) -> None:
+    """Run omnibal profile with these settings."""
+    run_our_tool(tools / "profile_layers.py", profile_parser().words(**settings), is_quiet)
+
+
+def run_our_tool(tool: Path, words: Sequence[str], is_quiet: bool) -> None:
+    """Run a tool; if it fails, exit with its exit code. `is_quiet`: without its stdout."""
+    done = run_python(tool, *words, stdout=subprocess.DEVNULL if is_quiet else None)
     if done.returncode:
         sys.exit(done.returncode)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
@@ -19,7 +20,7 @@ from typing import IO, Any
 
 import psutil
 
-from omnibal_ext.errors import Stopped
+from omnibal_ext.errors import Stopped, run_tool
 from omnibal_ext.launch.scratch import scratch
 from omnibal_ext.output import say
 
@@ -64,15 +65,13 @@ def descendants(pid: int) -> list[psutil.Process]:
     return found
 
 
-def end_tree(child: subprocess.Popen[str]) -> None:
-    """Kill a child and its descendants, orphaned ones included; this process must have no other children."""
-    child.kill()
+def end_tree() -> None:
+    """Kill all descendants of this process, orphaned ones included."""
     while left := [process for process in descendants(os.getpid()) if process.info["status"] != psutil.STATUS_ZOMBIE]:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         time.sleep(0.01)
-    child.wait()
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -95,9 +94,41 @@ def run_to_end(command: Sequence[str], **streams: Any) -> subprocess.CompletedPr
         try:
             output, errors = child.communicate()
         except BaseException:
-            end_tree(child)
+            end_tree()
             raise
     return subprocess.CompletedProcess(command, child.returncode, output, errors)
+
+
+def run_fork(work: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    """Call `work` in a fork of this process; if it fails, exit with its exit code, that of `run_tool`.
+
+    A fork takes values, starts without imports, leaves no memory behind, and is killed when this program is stopped. In
+    this process what a signal's handler raises amid a compiled function would become a SystemError.
+    """
+    task = partial(run_tool, partial(work, *arguments, **named))
+    child = multiprocessing.get_context("fork").Process(target=_begin, args=(kill_with_this_process(), task))
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the fork has none of our handlers
+    try:
+        child.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        child.join()
+    except BaseException:
+        end_tree()
+        raise
+    if child.exitcode:
+        sys.exit(child.exitcode)
+
+
+def _begin(follow: Callable[[], None], task: Callable[[], None]) -> None:
+    """Do a fork's task with the signals, session and warnings of a program that this one starts."""
+    follow()
+    os.setsid()
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    warnings.simplefilter("ignore")
+    task()
 
 
 def run_ranks(
@@ -121,7 +152,7 @@ def run_ranks(
             _end_ranks(agent, stop.number, grace)
             raise
         finally:
-            end_tree(agent)
+            end_tree()
     if agent.returncode < 0:
         say(f"error: torchrun was ended by {signal.Signals(-agent.returncode).name}, and its ranks", error=True)
         return 1

@@ -19,6 +19,7 @@ from omnibal_ext.files import locks
 from omnibal_ext.launch.folder import is_made
 from omnibal_ext.launch.longest import longest_sample
 from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.command import load_corpus
 from omnibal_ext.packing.comparison import Order
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex, refuse_other
@@ -29,7 +30,6 @@ from omnibal_ext.report.packing import PackingView
 from omnibal_ext.run_metrics import noted_inputs
 from omnibal_ext.sizes import Sizes, sizes_files
 from tests.fuzz.reader import Reader, true_hashes
-from tools.pack_data import load_corpus
 
 LAYOUT = RankLayout(1, 2, "drop")
 

@@ -28,6 +28,7 @@ from omnibal_ext.families.towers import video_rules
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.build import build_index, reject_reasons
+from omnibal_ext.packing.command import check_rejects
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
@@ -39,7 +40,7 @@ from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
 from tests.chains import layer_chain
 from tests.unit.layout.instances import make_profile
-from tools import launch, pack_data
+from tools import launch
 
 SIZES = Sizes.from_arrays(np.array([1, 2, 4, 0]), np.array([10, 20, 30, 40]))
 
@@ -95,7 +96,7 @@ def rejected(count: int) -> None:
 
 
 def left_out(limit: int) -> None:
-    pack_data.check_rejects(Corpus.of(SIZES), PackOptions("isf", 2, 30), limit)
+    check_rejects(Corpus.of(SIZES), PackOptions("isf", 2, 30), limit)
 
 
 def planned_memory(more: int) -> None:

@@ -8,9 +8,10 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.launch.check import Report
+from omnibal_ext.layout.command import print_plan
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_layouts, make_plan
-from tools import plan_layout, profile_layers
+from tools import profile_layers
 
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
 PATH = "/a/long/path/of/somebody/run"
@@ -38,7 +39,7 @@ def test_those_of_profiles_and_plans(width: int, capsys: pytest.CaptureFixture[s
     assert len([line for line in costs if "at most" not in line]) == 2
     problem = LayoutProblem(profile, 4, 8, 1, "1f1b", 70 * 2**30)
     plan = make_plan(problem, find_layouts(problem, "profile"), "profile")
-    plan_layout.print_plan(plan)
+    print_plan(plan)
     shown = lines(capsys, width)
     assert len([line for line in shown if line.strip().startswith("rank ")]) == 4
 

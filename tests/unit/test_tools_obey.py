@@ -1,7 +1,6 @@
 """What our tools are asked for reaches what it is for: every flag of the planner, and of the choice of budgets."""
 
 import inspect
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -12,15 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.layout import command as planner
 from omnibal_ext.layout import sweep as sweeping
 from omnibal_ext.layout import tower_layout
+from omnibal_ext.packing import command as packer
 from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.command import pack_parser
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers import budgets
 from omnibal_ext.sizes import Sizes
 from tests.unit.layout.instances import make_profile
-from tools import pack_data, plan_layout
+from tools import plan_layout
 
 SIZES = Sizes.from_arrays(np.random.default_rng(0).integers(1, 5, 200), np.random.default_rng(1).integers(4, 60, 200))
 
@@ -59,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def planned(words: str, folder: Path) -> Namespace:
     text = words.replace("PACKS", str(folder / "packs")).replace("SIZES", str(folder / "sizes.npz"))
     text = text.replace("PROFILE", str(folder / "profile.json"))
-    return plan_layout._parser().parse_args([*text.split(), "--output", "plan.json"])
+    return planner.plan_parser().parse_args([*text.split(), "--output", "plan.json"])
 
 
 A_PLAN = "--profile PROFILE --pipeline-model-parallel-size 2 --num-microbatches 4"
@@ -78,7 +81,8 @@ OF_A_PLAN: dict[str, tuple[str, str, Any]] = {
 
 def given_for(words: str, folder: Path) -> dict[str, Any]:
     """What the planner is asked: the problem's fields, and the search's."""
-    found = given_to(tower_layout.plan_tower, plan_layout, lambda: plan_layout._planned(planned(words, folder)))
+    profile, arguments = Profile.load(folder / "profile.json"), planned(words, folder)
+    found = given_to(tower_layout.plan_tower, planner, lambda: planner.planned(profile, arguments))
     return vars(found.pop("problem")) | found
 
 
@@ -134,7 +138,7 @@ def test_the_planner_has_no_other_flags() -> None:
         "profile", "packs", "pack_iterations", "sweep", "sizes", "analytic", "model", "output", "json",
         "audio_budget", "film_budget",
     }  # fmt: skip
-    assert {*OF_A_PLAN, *OF_A_SWEEP, *others} == set(vars(plan_layout._parser().parse_args(["--output", "plan.json"])))
+    assert {*OF_A_PLAN, *OF_A_SWEEP, *others} == set(vars(planner.plan_parser().parse_args(["--output", "plan.json"])))
 
 
 A_CHOICE = ["--sizes", "SIZES", "--output-dir", "packs"]
@@ -145,17 +149,17 @@ OF_BUDGETS: dict[str, tuple[list[str], Any]] = {
 }  # fmt: skip
 
 
-def packed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Namespace:
-    monkeypatch.setattr(sys, "argv", ["pack_data.py", *A_CHOICE, *words])
-    return pack_data.parse_arguments()
+def packed(words: list[str]) -> Namespace:
+    arguments: Namespace = pack_parser().parse_args([*A_CHOICE, *words])
+    return arguments
 
 
 @pytest.mark.parametrize("name", OF_BUDGETS)
-def test_every_flag_of_the_choice_of_budgets_reaches_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_flag_of_the_choice_of_budgets_reaches_it(name: str) -> None:
     words, value = OF_BUDGETS[name]
     corpus: Any = SimpleNamespace(sizes=SIZES)
-    usual, found = (given_to(budgets.choose_budgets, pack_data,
-                             lambda given=given: pack_data.settle_budgets(corpus, packed(given, monkeypatch)))
+    usual, found = (given_to(budgets.choose_budgets, packer,
+                             lambda given=given: packer.settle_budgets(corpus, packed(given)))
                     for given in ([], words))  # fmt: skip
     assert usual == {"sizes": SIZES, "vit_budget": None, "llm_budget": None, "max_llm_budget": None,
                      "samples_per_pack": 4, "seed": 0}  # fmt: skip
@@ -165,7 +169,7 @@ def test_every_flag_of_the_choice_of_budgets_reaches_it(name: str, monkeypatch: 
 def test_chosen_budgets_are_packed_with_and_given_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus: Any = SimpleNamespace(sizes=SIZES)
     trial = budgets.BudgetTrial(11, 222, 1.0, 0.0, 4.0)
-    monkeypatch.setattr(pack_data, "choose_budgets", lambda *_, **__: (trial, [trial]))
+    monkeypatch.setattr(packer, "choose_budgets", lambda *_, **__: (trial, [trial]))
     for words, wanted in (
         ([], (11, 222)),
         (["--vit-budget", "5", "--llm-budget", "99"], (5, 99)),
@@ -173,8 +177,8 @@ def test_chosen_budgets_are_packed_with_and_given_ones_stay(monkeypatch: pytest.
         (["--method", "random", "--vit-budget", "5"], (5, int(SIZES.tokens.max()))),
         (["--method", "random", "--llm-budget", "99"], (int(SIZES.tiles.max()), 99)),
     ):
-        arguments = packed(words, monkeypatch)
-        pack_data.settle_budgets(corpus, arguments)
+        arguments = packed(words)
+        packer.settle_budgets(corpus, arguments)
         assert (arguments.vit_budget, arguments.llm_budget) == wanted
 
 
@@ -184,6 +188,6 @@ def test_packs_like_others_have_the_budgets_that_those_were_asked_for(tmp_path: 
     options = PackOptions(vit_budget=5, llm_budget=64, oversize="alone", seed=3, wait=0.01, micro_batches=2)
     index, _ = build_index(sizes, tmp_path / "packs", options)
     assert (index.vit_budget, index.llm_budget) == (9, 90)
-    found = pack_data.options_of(index)
+    found = packer.options_of(index)
     for name, value in asdict(options).items():
         assert found[name] == (list(value.items()) if name == "budgets" else 1 if name == "epochs" else value), name

@@ -50,6 +50,34 @@ def main():
             sys.exit(run_ranks([*torchrun, "--nproc-per-node=2", *sys.argv[2:]], grace=grace))
 run_tool(main)
 """
+FORKING = """
+import os, resource, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.files.folders import building
+from omnibal_ext.launch.processes import run_fork, stoppable
+def work(folder, what):
+    if what == "refuses":
+        raise UserError("the limit: raise it")
+    if what == "fails":
+        raise ValueError("ours")
+    if what == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "takes":
+        print(len(b"1" * 2**28), "bytes taken")
+    with building(folder / "made") as made:
+        (made / "half").write_text("1")
+        if what == "lasts":
+            (folder / "pid").write_text(str(os.getpid()))
+            sum(range(10**11))  # as compiled code, which no handler of Python's interrupts
+def main():
+    with stoppable():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        run_fork(work, Path(sys.argv[1]), what=sys.argv[2])
+        print("went on with", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, "KiB more")
+run_tool(main)
+"""
 
 
 @pytest.fixture
@@ -58,9 +86,9 @@ def rank(tmp_path: Path) -> Path:
     return tmp_path / "rank.py"
 
 
-def start(*words: object) -> subprocess.Popen[str]:
+def start(*words: object, program: str = LAUNCHER) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", LAUNCHER, *map(str, words)]
+    command = [sys.executable, "-c", program, *map(str, words)]
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -162,3 +190,46 @@ def test_a_tool_and_what_it_started_end_with_the_launcher(tmp_path: Path) -> Non
     _, errors = launcher.communicate(timeout=PATIENCE)
     assert (launcher.returncode, errors.splitlines()) == (143, ["stopped by SIGTERM"])
     assert not runs(pid)
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("refuses", 2, "error: the limit: raise it"),
+        ("fails", 1, "ValueError: ours"),
+        ("dies", 256 - 9, ""),
+    ],
+)
+def test_a_fork_that_fails_ends_the_launcher_with_its_code(what: str, code: int, said: str, tmp_path: Path) -> None:
+    """As a child of ours would: a refusal in a line, said once, and nothing is made."""
+    launcher = start(tmp_path, what, program=FORKING)
+    output, errors = launcher.communicate(timeout=PATIENCE)
+    assert (launcher.returncode, output) == (code, "")
+    assert (errors.splitlines() or [""])[-1] == said
+    assert ("Traceback" in errors) == (what == "fails")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
+def test_a_fork_ends_with_the_launcher_amid_compiled_code(number: signal.Signals, tmp_path: Path) -> None:
+    """What it was writing is not there, and the next one removes what it has left."""
+    launcher = start(tmp_path, "lasts", program=FORKING)
+    (pid,) = wait_for(tmp_path, ["pid"], launcher)
+    launcher.send_signal(number)
+    output, errors = launcher.communicate(timeout=PATIENCE)
+    killed = number == signal.SIGKILL
+    assert launcher.returncode == (-number if killed else 128 + number)
+    assert (output, errors.splitlines()) == ("", [] if killed else [f"stopped by {number.name}"])
+    until(lambda: not runs(pid), "the end of the fork")
+    assert not (tmp_path / "made").exists()
+    start(tmp_path, "makes", program=FORKING).communicate(timeout=PATIENCE)
+    assert {path.name for path in tmp_path.iterdir()} == {"made", "pid"}
+
+
+def test_what_a_fork_takes_is_gone_with_it(tmp_path: Path) -> None:
+    """While ranks run, the launcher holds nothing of packing and planning."""
+    output, errors = start(tmp_path, "takes", program=FORKING).communicate(timeout=PATIENCE)
+    assert errors == ""
+    taken, more = output.splitlines()
+    assert taken == f"{2**28} bytes taken"
+    assert int(more.split()[3]) < 2**15

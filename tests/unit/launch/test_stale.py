@@ -1,6 +1,7 @@
 """What is kept from an earlier start is used until something has changed that it was made from: each input alone."""
 
 import argparse
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,19 +23,23 @@ from omnibal_ext.costs.states import AWARE, DTYPES, state_words
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import conversations, planning
 from omnibal_ext.launch.planning import Planning
+from omnibal_ext.layout.command import plan_and_show
 from omnibal_ext.modalities.modality import budget_fields
 from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.command import pack_and_show
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
+from omnibal_ext.preprocess_flags import preprocess_parser
+from omnibal_ext.profile_flags import profile_parser
 from omnibal_ext.sizes import Sizes
 from tests.languages import with_layers
 from tools import launch, profile_layers
 
 TINY = preset("tiny")
 BUDGETS = (40, 320)
-Calls = list[tuple[str, dict[str, str], list[str]]]
+Calls = list[tuple[str, dict[str, Any]]]
 
 
 def pack(folder: Path, costs: PackCosts | None = None, built_from: Mapping[str, Any] | None = None,
@@ -46,21 +51,31 @@ def pack(folder: Path, costs: PackCosts | None = None, built_from: Mapping[str, 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Our tools as they are called: name, flags and switches; what they write is left to the test."""
+    """What our tools are called for, and with which settings, unless as usual; what they write is left to the test."""
     found: Calls = []
 
-    def run(tool: Path, flags: dict[str, Any], quiet: bool, switches: Any = ()) -> None:
-        found.append((tool.name, {name: str(value) for name, value in flags.items()}, [*map(str, switches)]))
-        if "--output" in flags and tool.name == "plan_layout.py":
-            Path(flags["--output"]).write_text("{}")
-        if "--like" in flags:
-            pack(Path(flags["--output-dir"]))
-        if tool.name == "preprocess_data.py" or "--held-out-of" in flags:
-            note(Path(flags["--output-dir"]), over=False)
+    def run(name: str, settings: dict[str, Any]) -> None:
+        found.append((name, settings))
+        if name == "plan":
+            Path(settings["output"]).write_text("{}")
+        if "like" in settings:
+            pack(Path(settings["output_dir"]))
+        if name == "preprocess" or "held_out_of" in settings:
+            note(Path(settings["output_dir"]), over=False)
+
+    def run_tool(tool: Path, words: list[str], _: bool) -> None:
+        name = tool.name.partition("_")[0]
+        parser = {"profile": profile_parser, "preprocess": preprocess_parser}[name]()
+        given, usual = vars(parser.parse_args([*map(str, words)])), parser.defaults()
+        run(name, {name: value for name, value in given.items() if value != usual[name]})
 
     for module in (planning, conversations):
-        monkeypatch.setattr(module, "run_our_tool", run)
+        monkeypatch.setattr(module, "run_our_tool", run_tool)
+        monkeypatch.setattr(module, "run_fork", lambda work, _, **given: run(WORK[work], given))
     return found
+
+
+WORK: dict[Callable[..., None], str] = {pack_and_show: "pack", plan_and_show: "plan"}
 
 
 def note(folder: Path, content: str = "{}", over: bool = True) -> None:
@@ -199,50 +214,48 @@ def test_every_flag_of_the_launcher_is_an_input_of_plans_or_known_to_be_none() -
 def test_the_planner_is_asked_for_what_was_asked(start: Planning, calls: Calls) -> None:
     asked = {"memory_gib": 7.5, "method": "bmp", "schedule": "zb_h1", "recompute": "full"}
     replace(with_flags(start, **asked, virtual_pipeline_model_parallel_size=2), micro_batches=3)._plan()
-    ((tool, found, _),) = calls
-    assert tool == "plan_layout.py"
+    ((tool, found),) = calls
+    assert tool == "plan"
     assert found == {
-        "--profile": str(start.profile_path), "--pipeline-model-parallel-size": "2",
-        "--virtual-pipeline-model-parallel-size": "2", "--num-microbatches": "3", "--packs": str(start.index.folder),
-        "--method": "bmp", "--recompute": "full", "--schedule": "zb_h1", "--output": str(start.plan_path),
-        "--memory-gib": "7.5", "--tower": "cut",
+        "profile": start.profile_path, "pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2,
+        "num_microbatches": 3, "packs": start.index.folder, "method": "bmp", "recompute": "full", "schedule": "zb_h1",
+        "output": start.plan_path, "memory_gib": 7.5, "tower": "cut",
     }  # fmt: skip
 
 
 def test_the_profiler_is_asked_for_the_run(start: Planning, calls: Calls) -> None:
     other = with_flags(start, analytic="h100", tensor_model_parallel_size=2, expert_model_parallel_size=2)
     replace(with_job(other, freeze=["vit"], bf16=True, sequence_parallel=True), data_parallel=3)._ensure_profile()
-    ((tool, found, switches),) = calls
-    assert tool == "profile_layers.py"
+    ((tool, found),) = calls
+    assert tool == "profile"
     assert found == {
-        "--model": "tiny", "--vit-budget": "40", "--llm-budget": "320", "--tensor-model-parallel-size": "2",
-        "--expert-model-parallel-size": "2", "--data-parallel-size": "3", "--output": str(start.profile_path),
-        "--analytic": "h100", "--supervised-share": "0.250",
+        "model": "tiny", "vit_budget": 40, "llm_budget": 320, "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 2, "data_parallel_size": 3, "output": str(start.profile_path),
+        "analytic": "h100", "supervised_share": 0.25, "bf16": True, "sequence_parallel": True, "freeze": ["vit"],
     }  # fmt: skip
-    assert switches == ["--bf16", "--sequence-parallel", "--freeze", "vit"]
     with_flags(start, profile="given.json")._ensure_profile()
     assert len(calls) == 1
     with_job(start, lora_rank=4, lora_targets=["vit"])._ensure_profile()
-    assert calls[1][2] == ["--lora-rank", "4", "--lora-targets", "vit"]
+    assert (calls[1][1]["lora_rank"], calls[1][1]["lora_targets"]) == (4, ["vit"])
 
 
 def test_whole_layers_are_profiled_too_where_the_tower_may_stand_beside(start: Planning, calls: Calls) -> None:
     """Priced, they come along; measured, from a profile at tensor-parallel size 1 that is made first."""
     beside = with_flags(start, tower="auto", pipeline_model_parallel_size=2)
     beside._ensure_profile()
-    assert [found.get("--replica-ranks") for _, found, _ in calls] == ["2"]
+    assert [found.get("replica_ranks") for _, found in calls] == [2]
     of_two = with_flags(beside, tensor_model_parallel_size=2)
     with_flags(of_two, analytic="h100")._ensure_profile()
-    assert calls[1][1]["--replica-ranks"] == "4"
-    assert "--tower-profile" not in calls[1][1]
+    assert calls[1][1]["replica_ranks"] == 4
+    assert "tower_profile" not in calls[1][1]
     of_two._ensure_profile()
-    whole, cut = (found for _, found, _ in calls[2:])
-    assert whole["--tensor-model-parallel-size"] == "1"
-    assert whole["--output"] == cut["--tower-profile"]
-    assert "--replica-ranks" not in whole
-    assert cut["--output"] == str(start.profile_path)
+    whole, cut = (found for _, found in calls[2:])
+    assert whole.get("tensor_model_parallel_size", 1) == 1
+    assert whole["output"] == cut["tower_profile"]
+    assert "replica_ranks" not in whole
+    assert cut["output"] == str(start.profile_path)
     of_two._plan()
-    assert calls[4][1]["--tower"] == "auto"
+    assert calls[4][1]["tower"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +293,7 @@ def test_packs_are_packed_again_once(start: Planning, calls: Calls) -> None:
     """The profiler knows by itself what it has measured."""
     for _ in range(2):
         assert start.repacked().index.folder == start.run_dir / "packs"
-    assert [tool for tool, _, _ in calls] == ["profile_layers.py", "pack_data.py", "profile_layers.py"]
+    assert [tool for tool, _ in calls] == ["profile", "pack", "profile"]
 
 
 @pytest.mark.parametrize("name", OF_PACKS)
@@ -289,12 +302,12 @@ def test_another_input_of_packs_has_them_packed_again(name: str, start: Planning
     other = OF_PACKS[name](start)
     calls.clear()
     other.repacked()
-    tool, found, _ = calls[-1]
-    assert tool == "pack_data.py"
+    tool, found = calls[-1]
+    assert tool == "pack"
     assert found == {
-        "--data": "DATA", "--like": str(other.index.folder), "--costs": str(start.profile_path),
-        "--data-parallel-size": str(other.data_parallel), "--micro-batches": str(other.micro_batches),
-        "--pipeline-model-parallel-size": str(other.flags.pipeline_model_parallel_size), "--output-dir": str(folder),
+        "data": "DATA", "like": other.index.folder, "costs": start.profile_path,
+        "data_parallel_size": other.data_parallel, "micro_batches": other.micro_batches,
+        "pipeline_model_parallel_size": other.flags.pipeline_model_parallel_size, "output_dir": folder,
     }  # fmt: skip
 
 
@@ -335,7 +348,7 @@ MACHINE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 def asked_for(folder: Path, *words: object) -> argparse.Namespace:
     given = [*map(str, (*A_PROFILE, *words)), "--output", str(folder / "profile.json")]
-    return profile_layers._parser().parse_args(given)
+    return profile_parser().parse_args(given)
 
 
 def measured_before(arguments: argparse.Namespace) -> bool:
@@ -439,10 +452,10 @@ def make(folder: Path, calls: Calls, *words: object, data_parallel: int = 1) -> 
     before = len(calls)
     conversations.make_packs(conversation(folder, *words), Path("tools"), data_parallel)
     note(folder / "packs-by-size")
-    return [tool for tool, _, _ in calls[before:]]
+    return [tool for tool, _ in calls[before:]]
 
 
-LIMITS_OF_PACKS = {"vit budget": ("--vit-budget", "7"), "llm budget": ("--llm-budget", "900")}
+LIMITS_OF_PACKS = {"vit budget": ("--vit-budget", 7), "llm budget": ("--llm-budget", 900)}
 
 
 @pytest.mark.parametrize(
@@ -450,7 +463,7 @@ LIMITS_OF_PACKS = {"vit budget": ("--vit-budget", "7"), "llm budget": ("--llm-bu
 )
 def test_packs_of_conversations_are_made_again_for_another_input(change: str, tmp_path: Path, calls: Calls) -> None:
     note(tmp_path / "data", '{"of": 1}')
-    both = ["preprocess_data.py", "pack_data.py"]  # the first knows by itself what is there
+    both = ["preprocess", "pack"]  # the first knows by itself what is there
     assert make(tmp_path, calls) == both
     assert make(tmp_path, calls) == both[:1]
     if change == "dataset":
@@ -463,11 +476,11 @@ def test_packs_of_conversations_are_made_again_for_another_input(change: str, tm
     assert make(tmp_path, calls, *words, data_parallel=replicas) == both
     found = calls[-1][1]
     for flag, value in LIMITS_OF_PACKS.values():
-        assert found.get(flag) == (value if flag in words else None)
-    assert found["--micro-batches"] == {"pipeline": "8", "micro batches": "3"}.get(change, "4")
-    assert found["--data-parallel-size"] == str(replicas)
-    assert found["--pipeline-model-parallel-size"] == ("2" if change == "pipeline" else "1")
-    assert found["--last-iteration"] == "empty", "an epoch is one to the sample"
+        assert found.get(flag[2:].replace("-", "_")) == (value if flag in words else None)
+    assert found["micro_batches"] == {"pipeline": 8, "micro batches": 3}.get(change, 4)
+    assert found["data_parallel_size"] == replicas
+    assert found["pipeline_model_parallel_size"] == (2 if change == "pipeline" else 1)
+    assert found["last_iteration"] == "empty", "an epoch is one to the sample"
     assert make(tmp_path, calls, *words, data_parallel=replicas) == both[:1]
 
 
@@ -476,16 +489,17 @@ def test_packs_of_conversations_are_as_wide_as_the_launcher_is_told(tmp_path: Pa
     note(tmp_path / "data")
     budget = ("--llm-budget", 900)
     make(tmp_path, calls, *budget, data_parallel=4)
-    assert "--widths" not in calls[-1][1]
-    for widths in ("1,2,4", "auto"):
+    assert calls[-1][1]["widths"] == (1,)
+    for widths, read in (("1,2,4", (1, 2, 4)), ("auto", None)):
         both = make(tmp_path, calls, *budget, "--widths", widths, data_parallel=4)
-        assert both == ["preprocess_data.py", "pack_data.py"]
-        assert calls[-1][1]["--widths"] == widths
-    assert "--node-ranks" not in calls[-3][1]
-    for gpus, tensor, ranks in ((8, 1, "8"), (8, 4, "2"), (6, 4, "1")):  # of the last, groups of four leave the node
+        assert both == ["preprocess", "pack"]
+        assert calls[-1][1]["widths"] == read
+        assert json.loads((tmp_path / "packs.inputs.json").read_text())["--widths"] == widths, "as older notes have it"
+    assert "node_ranks" not in calls[-3][1]
+    for gpus, tensor, ranks in ((8, 1, 8), (8, 4, 2), (6, 4, 1)):  # of the last, groups of four leave the node
         words = ("--nproc-per-node", gpus, "--tensor-model-parallel-size", tensor)
         make(tmp_path, calls, *budget, "--widths", "auto", *words, data_parallel=4)
-        assert calls[-1][1]["--node-ranks"] == ranks
+        assert calls[-1][1]["node_ranks"] == ranks
     before = len(calls)
     with pytest.raises(UserError, match=r"--widths 1,2,4: 4 ranks must divide --data-parallel-size 6"):
         conversations.are_made(conversation(tmp_path, *budget, "--widths", "1,2,4"), 6)
@@ -514,12 +528,12 @@ def test_packs_are_known_to_be_made_before_tools_run(other: tuple[object, ...], 
 
 
 def test_what_is_held_out_is_packed_within_the_rests_budgets_and_again_with_it(tmp_path: Path, calls: Calls) -> None:
-    once, thrice = ["preprocess_data.py"], ["preprocess_data.py", "pack_data.py", "pack_data.py"]
+    once, thrice = ["preprocess"], ["preprocess", "pack", "pack"]
     words, held = ("--held-out", 0.1), tmp_path / "packs-held-out"
     assert make(tmp_path, calls, *words) == thrice
     rest = str(tmp_path / "packs-by-size")
-    assert calls[-2][1]["--held-out"] == "0.1"
-    assert calls[-1][1] == {"--data": str(tmp_path / "data"), "--held-out-of": rest, "--output-dir": str(held)}
+    assert calls[-2][1]["held_out"] == 0.1
+    assert calls[-1][1] == {"data": str(tmp_path / "data"), "held_out_of": rest, "output_dir": str(held)}
     assert make(tmp_path, calls, *words) == once
     (held / "manifest.json").write_text("of the share before")
     assert make(tmp_path, calls, "--held-out", 0.2) == thrice
@@ -539,8 +553,9 @@ def test_other_limits_make_another_dataset_before_a_run(words: tuple[str, str], 
         data.write_text("made before")
         make(tmp_path, calls, *limits)
         assert data.read_text() == "made before"
-        flags, switches = next(call[1:] for call in reversed(calls) if call[0] == "preprocess_data.py")
-        assert (words in [*flags.items(), tuple(switches[2:])]) == (limits == words)
+        asked = next(settings for tool, settings in reversed(calls) if tool == "preprocess")
+        given = {flag[2:].replace("-", "_"): int(value) if value.isdigit() else [value] for flag, value in [words]}
+        assert (given.items() <= asked.items()) == (limits == words)
     (tmp_path / "inputs.json").touch()
     make(tmp_path, calls)
     assert data.read_text() == "made before"

@@ -14,6 +14,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.errors import UserError
+from omnibal_ext.layout.command import print_plan
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, Candidate, find_layouts, make_plan, predictions
@@ -21,7 +22,6 @@ from omnibal_ext.layout.tables import Columns, columns_of, kind_tables
 from omnibal_ext.report.timeline import layout_of
 from omnibal_ext.trained import Trained
 from omnibal_ext.units import GIB
-from tools.plan_layout import print_plan
 
 from .instances import make_profile, random_problem
 
