@@ -76,7 +76,7 @@ class Attempts:
 
     @contextlib.contextmanager
     def tried(self, save: Path) -> Iterator[None]:
-        """Have all ranks raise the errors of a part of a save alike; the save failed then, and its folder is removed.
+        """Make a context for a part of a save, whose errors all ranks raise alike: the save fails then, and is removed.
 
         Raises UnfinishedError if it is the last of `MOST` in a row; otherwise a line is printed.
         """
@@ -104,7 +104,7 @@ class Attempts:
 
     @contextlib.contextmanager
     def ends_saved(self) -> Iterator[None]:
-        """Raise UnfinishedError if a run ends well but for its last save, which failed."""
+        """Make a context around a run that raises UnfinishedError if the run ends well but its last save failed."""
         try:
             yield
         except SystemExit as ended:
@@ -119,7 +119,7 @@ class Attempts:
 
 
 def note_files(attempts: Attempts) -> None:
-    """Have Megatron's steps that write files note errors: after each of them other ranks wait in a collective."""
+    """Make Megatron's steps that write files note errors, not raise them: other ranks wait in collectives."""
     noting, writer = attempts.noting, filesystem_async.FileSystemWriterAsync
     checkpointing.ensure_directory_exists = noting(checkpointing.ensure_directory_exists)
     serialization.save_config = noting(serialization.save_config)

@@ -44,7 +44,7 @@ def install(asynchronous: bool) -> None:
 
 
 def write(*arguments: Any) -> None:
-    """Run a rank's writer process."""
+    """Run a rank's writer process: it writes saves until the rank ends."""
     exit_with_parent()
     _Writer.write_preloaded_data = staticmethod(_write_or_raise)
     try:
@@ -55,7 +55,7 @@ def write(*arguments: Any) -> None:
 
 
 def renew() -> None:
-    """Have the next save start the writer that has ended, and its queue, anew."""
+    """Close a writer process that has ended, for the next save to start one; replace a lost queue of results."""
     if _has_ended(_Caller._persistent_process):
         caller = async_utils.AsyncCallsQueue._persistent_caller or _Caller()
         caller.process = _Caller._persistent_process
@@ -118,7 +118,7 @@ class _Preloading:
 
 
 def _write_or_raise(*arguments: Any, **named: Any) -> Any:
-    """Write as core's function; outside of its threads an error is raised, whose words core keeps."""
+    """Write as core's function; outside of its threads raise the error that it returns, whose words core keeps."""
     written = _WRITE(*arguments, **named)
     if named["results_queue"] is None and isinstance(written[1], Exception):
         raise written[1]

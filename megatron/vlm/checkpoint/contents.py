@@ -31,7 +31,7 @@ _is_plain_name = functools.lru_cache(1024)(is_plain_name)
 
 @dataclass(frozen=True)
 class Record:
-    """A class whose instances a table holds."""
+    """A class whose instances a save's table of contents may hold."""
 
     kind: type
     fields: Mapping[str, Holds]
@@ -60,7 +60,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What stands for a class or function that a file names."""
+    """What the unpickler has in place of a class or function that a file names: how to make an instance or a value."""
 
     record: Record | None = None
     call: Callable[..., Any] | None = None

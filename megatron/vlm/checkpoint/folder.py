@@ -102,7 +102,7 @@ def seal(save: Path, files: Mapping[str, tuple[int, str]], run: Mapping[str, Any
 
 
 def facts_of(file: Path) -> tuple[int, str]:
-    """Return (bytes, SHA-256) of a file."""
+    """Return (size in bytes, SHA-256) of a file."""
     return file.stat().st_size, sha256_of(file)
 
 
@@ -114,7 +114,7 @@ class Checkpoints:
 
     @property
     def tracked(self) -> str | None:
-        """The tracker's content; None if there is none."""
+        """Content of the tracker, the file that names the newest save; None if there is none."""
         try:
             return read_bytes(self.folder / TRACKER, "", MOST_TRACKED).decode(errors="replace").strip()
         except UserError:

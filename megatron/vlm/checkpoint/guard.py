@@ -121,7 +121,7 @@ class Saving:
         self._finalize(blocking, terminate)
 
     def write(self, state: Any, path: str, *arguments: Any, **named: Any) -> Any:
-        """Write a state in place of `dist_checkpointing.save`, or return the request to write it, and seal it."""
+        """Write and seal a state in place of `dist_checkpointing.save`, or return the request that will do both."""
         run = on_first_rank(lambda: dict(self.describe()))
         drop_copies(state)
         request = self._write(state, path, *arguments, **named)
@@ -157,7 +157,7 @@ def _tracker_left_alone() -> Iterator[None]:
 
 
 def drop_copies(state: ShardedStateDict) -> None:
-    """Keep one of the shards in this rank's `state` with the same key and offset: the main replica if present."""
+    """Keep in `state`, in place, one of a rank's shards with the same key and offset: the main replica if present."""
     kept: dict[Any, ShardedTensor] = {}
     for shard in nested_values(state):
         if isinstance(shard, ShardedTensor) and (_position(shard) not in kept or is_main_replica(shard.replica_id)):
@@ -189,7 +189,8 @@ def load_complete(*arguments: Any, **named: Any) -> Any:
 
 
 def select_save(args: Namespace) -> Save:
-    """Return the newest save whose checksums match, and track it (--load); for --from the first candidate or none."""
+    """Return the newest save whose checksums match, and track it (--load); for --from only the first candidate. Raises
+    UserError if there is none; collective."""
     resumes = args.load is not None
     checkpoints = Checkpoints(Path(args.load if resumes else args.pretrained_checkpoint))
     candidates = on_first_rank(
@@ -233,7 +234,8 @@ def _fault(save: Save, trust: bool) -> str:
 
 
 def _make_room(folder: Path, iteration: int, retain_interval: int | None) -> None:
-    """Remove and rename older saves. Raises UserError if the disk has less room than the newest save took."""
+    """Remove saves beyond the retention, and rename those newer than the save that the run resumed from. Raises
+    UserError if the disk has less room than the newest save took."""
     folder.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(folder)
     kept = [save for save in checkpoints.candidates() if save.iteration != iteration]

@@ -95,8 +95,8 @@ def check_resumable(
 
 
 def _check_same(run: Mapping[str, Any], now: Mapping[str, Any], args: Namespace, architecture: Architecture) -> None:
-    """Raise UserError for another model, dataset or packs. Older saves have no name of the model besides --model, and
-    the SHA-256 of manifests, places included."""
+    """Raise UserError if a save's `run` has another model, dataset or packs than `now`. Older saves know the model by
+    --model only, the others by the SHA-256 of their manifests."""
     name = str(run.get("model") or model_name(Path(run.get("preset") or "")))
     alike = {f"--model {args.preset}": architecture.was_noted(name, str(run.get("model_hash")))}
     for what, folder in (("data", args.data), ("packs", args.packs)):
@@ -124,7 +124,7 @@ def _check_expert_ranks(saved: int, now: int) -> None:
 
 
 def _optimizer(args: Namespace) -> dict[str, Any]:
-    """Return what determines the tensors of the optimizer state, by flag."""
+    """Return the settings that determine which tensors the optimizer state has, by flag."""
     scaler = "constant" if args.loss_scale else "dynamic" if args.fp16 else None  # None matches both
     return {
         "--optimizer": args.optimizer,
@@ -159,7 +159,7 @@ def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) ->
 
 
 def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
-    """Return what determines the buckets of the distributed optimizer's state (core's "dp_reshardable")."""
+    """Return what decides the buckets of the distributed optimizer's state (core's "dp_reshardable"); None: no such."""
     if not args.use_distributed_optimizer:
         return None
     largest = args.ddp_bucket_size or max(40_000_000, 1_000_000 * args.data_parallel_size)  # as core's DDP

@@ -53,11 +53,11 @@ class _Machine:
         return self.stack[0]
 
     def number(self, at: int, width: int) -> int:
-        """Read an unsigned integer of so many bytes."""
+        """Read an unsigned integer of `width` bytes."""
         return int.from_bytes(self.data[at : at + width], "little")
 
     def marked(self) -> list[Any]:
-        """Take what lies above the last mark."""
+        """Remove the last mark and what lies above it from the stack; return the latter."""
         start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
@@ -65,7 +65,7 @@ class _Machine:
 
 
 def _skip(width: int) -> Instruction:
-    """Skip PROTO and FRAME, which change nothing here."""
+    """Return the instruction that skips `width` bytes, of PROTO or FRAME, which change nothing here."""
     return lambda _, at: at + width
 
 

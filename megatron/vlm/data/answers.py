@@ -25,10 +25,11 @@ MARK = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
 def with_answers(
     run: Callable[..., str], text: str, messages: Sequence[Message], opening: str, ending: str
 ) -> tuple[str, list[Range]]:
-    """Return the text, with `ending` behind it if nothing ends its last answer, and every answer's character range.
+    """Return `text`, a conversation as a chat template writes it, and the character range of each of its answers.
 
-    It is empty for an answer without words, calls and reasoning. Raises `Rejected` (unsupported_field, reserved_words)
-    if the template changes what is said.
+    `run` runs the template on other messages; `opening` and `ending` stand before and behind an answer. If nothing ends
+    the last answer, `ending` is appended. The range is empty for an answer without words, calls and reasoning. Raises
+    `Rejected` (unsupported_field, reserved_words) if the template changes what is said.
     """
     marked = run([_marked(message, chr(FIRST + number)) for number, message in enumerate(messages)])
     if MARK.search(text):
@@ -67,13 +68,14 @@ def with_answers(
 
 
 def _says(message: Message) -> bool:
-    """Return whether a message has words; a question may be an image alone."""
+    """Return whether a message has words, other than marks of images, videos and sounds."""
     return any(part.strip() and part not in KINDS for part in message.parts or (message.words,))
 
 
 def _behind_prompt(run: Callable[..., str], text: str, before: Sequence[Message], first: int, opening: str) -> int:
-    """Return where an answer begins that has its first mark at `first`: behind the prompt that the template writes for
-    it or, if there is none, behind what stands before it and as much of the `opening` as follows."""
+    """Return the index in `text` at which an answer begins: behind the template's generation prompt; if it has none,
+    behind the messages `before` and the part of `opening` that follows; `first`, where its words begin, if neither is
+    found."""
     try:
         prompt = run(before, add_generation_prompt=True)
         if not text.startswith(prompt) or len(prompt) > first:
@@ -88,7 +90,7 @@ def _behind_prompt(run: Callable[..., str], text: str, before: Sequence[Message]
 
 
 def _marked(message: Message, mark: str) -> Message:
-    """Put a mark before and behind each text that is not empty, within the white space around it."""
+    """Put `mark` before and behind each text of a message that is not empty, within the white space around it."""
 
     def around(words: str) -> str:
         core = words.strip()
@@ -101,10 +103,10 @@ def _marked(message: Message, mark: str) -> Message:
 
 
 def opening_of(run: Callable[..., str], chat: Sequence[Message], text: str) -> str:
-    """Return what a template writes before an answer: its prompt, as far as that stands before answers of `chat` too.
+    """Return what a template writes before an answer: its generation prompt, as far as all answers of `chat` have it.
 
-    `text` is `chat` without reasoning, as the template writes it. If it has no such prompt, return all that stands
-    between question and answer.
+    `run` runs the template on messages; `text` is `chat` (without reasoning) as it writes it. If there is no such
+    prompt, return all that stands between the first question and its answer.
     """
     gaps = [
         text.partition(question.words)[2].partition(answer.words)[0]

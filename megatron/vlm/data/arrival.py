@@ -58,12 +58,14 @@ def to_device(pack: Microbatch) -> Microbatch:
 
 
 def with_values(pack: Microbatch) -> Microbatch:
-    """Add what the encoders read to the pack: normalised pixels, mels. Collective over the tensor-parallel group."""
+    """Return the pack with what its encoders read: normalised pixels, mels. Collective over the tensor-parallel
+    group."""
     return replace(pack, media={size: one.arrived(_sent) for size, one in pack.media.items()})
 
 
 def _sent(read: Tensor) -> Tensor:
-    """Broadcast from the tensor-parallel group's first rank; the others give a meta tensor of the shape."""
+    """Broadcast a tensor from the tensor-parallel group's first rank; return it. Others give a meta tensor.
+    Collective."""
     group = parallel_state.get_tensor_model_parallel_group()
     if read.is_meta:
         read = torch.empty(read.shape, dtype=read.dtype, device="cuda")

@@ -19,7 +19,8 @@ IGNORED = -100
 
 
 def join_words(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join samples with `input_ids` and `labels` to a model's text inputs. Raises UserError if there are no samples."""
+    """Concatenate samples' `input_ids` and `labels` to a model's text inputs. Raises UserError if there are no
+    samples."""
     if not samples:
         raise UserError("a pack without samples: its step has fewer than packs; ask for fewer ranks or micro-batches")
     # The first label is ignored: after the shift the sample before it would predict it.

@@ -43,11 +43,12 @@ class ChatProgram:
     def run(
         self, messages: Sequence[Message], tools: Sequence[str], parts: Collection[str] = (), **variables: Any
     ) -> str:
-        """Write the text of a conversation, with `TAG` where a `{% generation %}` begins or ends and `DATE` for a date.
+        """Write the text of a conversation; marks: `TAG` where a `{% generation %}` begins or ends, `DATE` for the
+        date.
 
-        `tools` are JSON texts; contents of the roles `parts` are lists, and questions that have parts. Raises
-        `Rejected`: unsupported_field if the template refuses the conversation, costly_template if it writes more than
-        `MOST_WRITTEN` characters.
+        `tools`: JSON texts. `parts`: roles whose contents the template gets as lists; questions that have parts are
+        lists too. Raises `Rejected`: unsupported_field if the template refuses the conversation, costly_template if it
+        writes more than `MOST_WRITTEN` characters.
         """
         told = {
             "messages": [_as_openai(message, message.role in parts) for message in messages],
@@ -69,7 +70,8 @@ class ChatProgram:
 
 
 def _as_openai(message: Message, as_parts: bool) -> dict[str, Any]:
-    """Convert a message to what `apply_chat_template` takes; without words the content is ""."""
+    """Convert a message to the mapping that `apply_chat_template` takes; its content is a list of parts if `as_parts`,
+    or for a question that has parts, else text."""
     content: Any = message.words
     if content and (as_parts or (message.role == USER and message.parts)):
         kinds = KINDS if message.parts else {}

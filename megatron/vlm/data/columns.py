@@ -12,13 +12,13 @@ REMEDY = "preprocess again with omnibal preprocess"
 
 
 def columns_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a dataset's columns."""
+    """Return the names of a dataset's columns: tokens, loss_mask, media; in older ones images and sounds for media."""
     if "images.bin" not in manifest["checksums"]:
         return tuple(COLUMNS)
     return ("tokens", "loss_mask", "images", *(["sounds"] if "audio" in manifest else []))
 
 
 def files_of(columns: tuple[str, ...]) -> frozenset[str]:
-    """Return the files with checksums in a dataset folder with these columns."""
+    """Return the names of the files that the manifest of a dataset with these columns has checksums of."""
     files = (f"{name}.{kind}" for name in columns for kind in ("bin", "idx"))
     return frozenset({"rejected.jsonl", "sizes.npz", *files})

@@ -70,14 +70,14 @@ class DatasetFolder:
 
     @cached_property
     def media_tokens(self) -> dict[Size, list[int]]:
-        """Token ids that the features of media replace, by the size of what is read."""
+        """Ids of tokens that features of images, videos, sounds replace, by what the encoder counts (tiles, frames)."""
         images = (self.manifest["image_token_id"], self.manifest.get("video_token_id"))
         shown = {VISION.size: [token for token in images if token is not None]}
         return shown | {one.size: [self.manifest[f"{one.name}_token_id"]] for one in self.modalities[1:]}
 
     @cached_property
     def further_rules(self) -> dict[Modality, Rule]:
-        """Rules by which inputs beyond images became units, such as what is heard of sounds."""
+        """Rules by which preprocessing made encoder inputs of sounds and of separately encoded videos, by modality."""
         return read_rules(self.manifest)
 
     @property
@@ -87,5 +87,5 @@ class DatasetFolder:
 
     @property
     def normalization(self) -> Normalization:
-        """Mean and deviation of the pixels that the model was trained with."""
+        """Mean and standard deviation by which the model's pixels are normalised."""
         return NORMALIZATIONS[self.manifest["normalization"]]

@@ -21,7 +21,7 @@ class _Column(IndexedDataset):
 
 
 def open_column(folder: Path, name: str) -> IndexedDataset:
-    """Open a column whose index is known to be whole. Raises UserError unless its data have as many bytes."""
+    """Open a column, memory-mapped. Raises UserError unless its data have as many bytes as its index says."""
     data = folder / f"{name}.bin"
     with open_plain(data, REMEDY) as file:
         size = size_of(file)

@@ -42,7 +42,7 @@ class Needs:
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], language: LanguageArchitecture) -> "Needs":
-        """Return what a slice of the chain reads."""
+        """Return what a stage reads whose layers are of these `kinds`, such as "word_embed", "llm" and "head"."""
         return cls(
             media=frozenset(one.size for one in ENCODED if one.kinds[0] in kinds),
             tokens="word_embed" in kinds or ("llm" in kinds and language.layer_inputs is not None),
@@ -114,7 +114,7 @@ class PackDataset(Dataset):
         return replace(batch, **decoded(self.readers, batch.media, read, self.decodes))
 
     def _media(self, samples: Sequence[Sample], batch: Microbatch) -> dict[Size, Media]:
-        """Return the sizes of the inputs for all stages; where tokens are read, also where those of the encoders go."""
+        """Return each encoder's inputs without values; if the stage reads tokens, also the positions of theirs."""
         begins, found = [*accumulate(batch.lengths, initial=0)], dict[Size, Media]()
         for size, reader in self.readers.items():
             found[size] = reader.media(samples, begins, self.needs.tokens)
@@ -133,7 +133,7 @@ class PackDataset(Dataset):
         return lengths, ()
 
     def _text(self, samples: Sequence[Sample], lengths: Sequence[int], width: int) -> dict[str, Any]:
-        """Return what the stage needs of the text: ids, labels, which tokens count."""
+        """Return what the stage needs of the text: ids, labels, which tokens count in the loss; with padding."""
         needs, found = self.needs, dict[str, Any]()
         if not (needs.tokens or needs.labels or needs.targets):
             return found

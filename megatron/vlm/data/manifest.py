@@ -49,7 +49,7 @@ _SOURCE = record(
 
 
 def _template(where: str, value: Any) -> str:
-    """Check the name of one of `TEMPLATES`, or of another template's file."""
+    """Return the name of a template of ours, or of a template's file. Raises UserError if it is neither."""
     name = text(where, value)
     return name if name.endswith((".jinja", ".json")) else one_of(*TEMPLATES)(where, name)
 
@@ -83,7 +83,7 @@ _MANIFEST: Check[dict[str, Any]] = record(
 
 
 def check_manifest(where: str, manifest: Any) -> dict[str, Any]:
-    """Return the manifest, if all of it is as `merge` writes it. Raises UserError naming the field at fault."""
+    """Return a dataset's manifest if it is as preprocessing writes it. Raises UserError naming the field at fault."""
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if type(version) is not int or version != SCHEMA_VERSION:
         raise UserError(f"schema version {shown(version)}, this program reads {SCHEMA_VERSION}")
@@ -107,13 +107,13 @@ def check_manifest(where: str, manifest: Any) -> dict[str, Any]:
 
 
 def is_read_alike(manifest: dict[str, Any]) -> bool:
-    """Return whether today's code numbers frames of the dataset's video files, if any, as when it was made."""
+    """Return whether frames of a dataset's video files, if it has any, are numbered today as when it was made."""
     return not manifest.get("video_files") or manifest.get("video_reading") == READING
 
 
 def read_media(columns: Mapping[str, bytes]) -> dict[Modality, Sequence[Item]]:
-    """Read a sample's images, sounds, ... in the order of their tokens, from JSON in the column "media" or in `OLDER`.
-    Raises UserError if it is damaged."""
+    """Read a sample's images, sounds, ... in the order of their tokens, from JSON by column: "media" or, in older
+    datasets, "images" and "sounds". Raises UserError if it is damaged."""
     found = {name: decode(content) for name, content in columns.items()}
     media = mapping(anything)("media", found["media"]) if "media" in found else found
     if unknown := media.keys() - {one.inputs for one in SCHEMAS}:
@@ -123,7 +123,7 @@ def read_media(columns: Mapping[str, bytes]) -> dict[Modality, Sequence[Item]]:
 
 
 def read_rules(manifest: Mapping[str, Any]) -> dict[Modality, Rule]:
-    """Read, by modality, how inputs beyond images became units. Raises UserError naming the field at fault."""
+    """Read, by modality, how sounds and separately encoded videos became inputs. Raises UserError naming the field."""
     found = dict[Modality, Rule]()
     for one, schema in SCHEMAS.items():
         if one.name in manifest and schema.made_rule:

@@ -24,7 +24,8 @@ def where_is(file: InputFile) -> Where:
 
 
 def sources_now(folder: Path, sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sources of a dataset's manifest with the paths of today. Raises UserError for a damaged file."""
+    """Return the sources of a manifest with the paths of moved.json, if there is one. Raises UserError if it is
+    damaged."""
     path = folder / FILE
     if not path.exists():
         return [dict(source) for source in sources]
@@ -35,5 +36,5 @@ def sources_now(folder: Path, sources: Sequence[Mapping[str, Any]]) -> list[dict
 
 
 def note_moved(folder: Path, files: Sequence[Where]) -> None:
-    """Write where a dataset's input files lie, in its order."""
+    """Write moved.json: where a dataset's input files lie now, in the order of its sources."""
     write_record(folder / FILE, sealed({"sources": list(files)}))

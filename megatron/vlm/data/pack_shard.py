@@ -30,7 +30,7 @@ from omnibal_ext.packing.shards import PackShards, TokenSpan
 def with_filler(
     shards: PackShards, lengths: Sequence[int], multiple: int
 ) -> tuple[tuple[int, ...], tuple[tuple[TokenSpan, ...], ...]]:
-    """Segment lengths of a pack and spans of every rank, with the padding of each rank as one more segment.
+    """Return segment lengths of a pack and spans of every rank, with each rank's padding as one more segment.
 
     Every rank gets at least `multiple` tokens.
     """
@@ -45,7 +45,7 @@ def with_filler(
 def shard_of_rank(
     pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], shown: Sequence[Shown], rank: int
 ) -> tuple[Microbatch, list[Shown]]:
-    """Return one rank's shard of a pack without pixels that shows these images, and the images that the rank encodes.
+    """Return one rank's shard of a wide pack without pixels, and those of its images `shown` that the rank encodes.
 
     Images, and temporal steps of videos, are encoded on one rank each.
     """
@@ -118,7 +118,7 @@ def feature_route(makers: Ints, asked: Sequence[Ints], rank: int) -> FeatureRout
 
 
 def _cut(lengths: Sequence[int], parts: Sequence[Sequence[TokenSpan]], cut: Sequence[int]) -> SplitSamples:
-    """Return the samples of the numbers `cut`, of which several ranks have rows."""
+    """Return lengths, rows on each rank and order of the samples `cut` (numbers), of which several ranks have rows."""
     arrived = [part for mine in parts for part in mine if part[0] in cut]
     keys = [(number, token) for number, begin, end in arrived for token in range(begin, end)]
     order = np.lexsort(np.array(keys, np.int64).reshape(-1, 2).T[::-1])

@@ -89,13 +89,13 @@ class Sample:
 
     @cached_property
     def turns(self) -> list[tuple[int, ...]]:
-        """`Sound.turns` of a video that is heard too, else (), for each image."""
+        """Lengths of alternating runs of a video's and its own sound's tokens, for each image; () if there is none."""
         heard = {sound.video: sound.turns for sound in self.items(AUDIO) if sound.turns}
         return [heard.get(number, ()) for number in range(len(self.images))]
 
     @cached_property
     def _whole_runs(self) -> list[int]:
-        """`runs` of images, but a video that is heard too is a single run."""
+        """Lengths of runs of image tokens as `runs` says, but a video that is heard too is a single run."""
         counts = [self.data.rule.runs(image).count for image in self.images]
         return [len(order) // count for order, count in zip(self.orders, counts, strict=True) for _ in range(count)]
 

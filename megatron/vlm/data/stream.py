@@ -185,8 +185,8 @@ class StreamSteps:
         return StreamStep(inputs, routes, self.of_features, batch, int(counted.sum()), len(home), placed)
 
     def _sizes_of_all(self, own: list[Mapping[str, Tensor]]) -> Ints | None:
-        """Gather audio tokens, counted tokens and rows of `NAMES` of all ranks' samples, [ranks * each, 2 + names];
-        None if a rank has too few samples."""
+        """Gather a row for each sample of all ranks: audio tokens, tokens in the loss, length of each tensor in
+        `NAMES`. Return [ranks * each, 2 + names]; None if a rank has fewer than `each` samples. Collective."""
         mine = torch.full((self.each, 2 + len(NAMES)), -1)
         for row, sample in zip(mine, own, strict=False):
             heard = int((sample["input_ids"] == self.audio_token).sum()) if self.audio_token is not None else 0
@@ -200,7 +200,8 @@ class StreamSteps:
     def _place(
         self, home: Ints, sample: Mapping[str, Tensor], rows: Mapping[str, Ints], features: Mapping[str, Ints]
     ) -> dict[str, PhasePlacement]:
-        """Place samples of so many `rows`, of which one is this `sample`, with so many `features` of each phase."""
+        """Choose a rank for each sample in every phase, from `rows` by tensor and `features` by phase; `home`: the rank
+        that read it; `sample`: any one, for the size of a row."""
         if self.phases is None:
             return {name: PhasePlacement(home, 1.0, 1.0, True) for name in self.names}
         a_feature = BYTES_A_NUMBER * self.feature_width
@@ -219,7 +220,8 @@ class StreamSteps:
     def _send(
         self, own: list[Mapping[str, Tensor]], phase: str, home: Ints, target: Ints, rows: Mapping[str, Ints]
     ) -> dict[str, Tensor]:
-        """Return a phase's tensors of the samples that are this rank's there, end to end."""
+        """Send samples from `home` to their rank in a phase, `target`; return tensors of those that arrive.
+        Collective."""
         found = {name: torch.cat([sample[name] for sample in own]) for name in INPUTS[phase] if name in own[0]}
         if np.array_equal(home, target):
             return found
@@ -238,7 +240,7 @@ def _input_bytes(phase: str, sample: Mapping[str, Tensor], rows: Mapping[str, In
 
 
 def _joined(words: Mapping[str, Tensor], lengths: list[int]) -> dict[str, Any] | None:
-    """Join samples of so many tokens to one sequence with boundaries; None: there are none."""
+    """Join samples of these `lengths` in tokens to one sequence with boundaries; None if there are none."""
     if not lengths:
         return None
     parts = zip(words["input_ids"].split(lengths), words["labels"].split(lengths), strict=True)

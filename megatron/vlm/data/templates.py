@@ -81,8 +81,9 @@ class ChatTemplate:
     def text(
         self, messages: Sequence[Message], tools: Sequence[str] = (), parts: Collection[str] | None = None
     ) -> str | None:
-        """Write a conversation; None if the template refuses it or leaves out what somebody says. Raises UserError if
-        it needs more time or memory than `bounded` allows."""
+        """Write a conversation; None if the template refuses it or leaves out what somebody says. `parts`: roles whose
+        contents are lists; None: as the template takes them. Raises UserError if it takes more time or memory than
+        `bounded` allows."""
         try:
             run = partial(self._program.run, messages, tools, self._parts if parts is None else parts)
             text = bounded(run).replace(TAG, "")
@@ -144,7 +145,7 @@ class ChatTemplate:
 
     @cached_property
     def _media(self) -> Mapping[str, str]:
-        """Mark -> text for an image, a video or a sound that is a part of a message, if the template takes it."""
+        """Mark -> text that the template writes for such a part of a message (image, video, sound), if it takes it."""
         without = self._shown("One")
         found = dict[str, str]()
         for mark in KINDS:
@@ -254,8 +255,8 @@ class ChatTemplate:
 
 
 def inserted(without: str | None, text: str | None) -> str:
-    """Return what stands in a text and not in another, without white space around it and words before ("Picture 1: ");
-    "" if they differ otherwise."""
+    """Return what is in `text` and not in `without`, without white space around it and words before ("Picture 1: "); ""
+    if they differ otherwise."""
     size = len(text or "") - len(without or "")
     if size <= 0 or text is None or without is None:
         return ""
@@ -266,7 +267,7 @@ def inserted(without: str | None, text: str | None) -> str:
 
 @cache
 def chat_template(name: str) -> ChatTemplate:
-    """Return the template of that name. Raises `UserError` naming the known ones."""
+    """Return the built-in template of that name. Raises `UserError` naming the known ones."""
     if name not in TEMPLATES:
         raise UserError(f"unknown chat template {name!r}; known: {', '.join(TEMPLATES)}")
     source = TEMPLATES[name].read_text(encoding="utf-8")

@@ -164,7 +164,7 @@ INSTEAD = {
 
 
 def instead_of(flag: str) -> str:
-    """Return the remedy for a flag; "" if no pattern matches."""
+    """Return what to do instead of giving this flag of Megatron's; "" if no pattern of `INSTEAD` matches it."""
     return next((said for said, many in INSTEAD.items() if any(fnmatchcase(flag, one) for one in many.split())), "")
 
 
@@ -179,7 +179,7 @@ ONLY: dict[str, tuple[object, ...]] = {
 
 
 def each(table: Mapping[str, str]) -> dict[str, str]:
-    """Return the reason of each flag of a table."""
+    """Return a reason for each flag, from a table of flags (their names in one text) by reason."""
     return {flag: reason for reason, flags in table.items() for flag in flags.split()}
 
 

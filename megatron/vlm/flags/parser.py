@@ -75,7 +75,7 @@ class Parser(ArgumentParser):
         return found, rest
 
     def given(self) -> Namespace:
-        """Return the flags on the command line, without defaults."""
+        """Return the flags on the command line, without defaults; for --help print the help and exit."""
         if {"-h", "--help"} & set(self.words):  # help texts need the defaults
             self.print_help()
             self.exit()
@@ -84,7 +84,7 @@ class Parser(ArgumentParser):
             return self.parse_args(namespace=Namespace())
 
     def written(self, name: str) -> str:
-        """Return the flag of an attribute, as the user wrote it, else by its first name."""
+        """Return an attribute's flag as the user wrote it; if it was not given, the first of its names."""
         options = [option for action in self._actions if action.dest == name for option in action.option_strings]
         used = [word.partition("=")[0] for word in self.words]
         return next((option for option in options if option in used), options[0])
@@ -164,13 +164,14 @@ def refused_values(
 
 
 def missing_needs(given: Namespace, args: Namespace, parser: Parser) -> list[str]:
-    """Return unmet needs of the given flags; `args`: all flags, before Megatron validates them."""
+    """Return a line for each unmet need of `given` flags that are not defaults; `args`: all flags, not yet
+    validated."""
     changed = {name: value for name, value in vars(given).items() if not _same(value, parser.get_default(name))}
     return needs_missing(changed, args, NEEDS, parser.written)
 
 
 def untested(given: Namespace, parser: Parser) -> tuple[str, ...]:
-    """Return the given flags that are in `UNTESTED`, as the user wrote them."""
+    """Return the given flags that are passed on to Megatron untested, as the user wrote them."""
     return tuple(parser.written(name) for name in vars(given) if name in each(UNTESTED))
 
 

@@ -171,7 +171,7 @@ def write_peft(
 
 
 def in_memory(name: str, modules: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the name of transformers' module for a table name; `modules`: the family's (pattern, replacement)."""
+    """Convert a name in the families' tables to transformers' module; `modules`: a family's (pattern, replacement)."""
     for pattern, replacement in (*modules, (r"^language_model\.model\.", "language_model.")):
         name = re.sub(pattern, replacement, name)
     return f"model.{name}"

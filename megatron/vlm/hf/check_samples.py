@@ -126,7 +126,7 @@ def random_samples(architecture: Architecture, image_token: int, meant: Collecti
 def _with_further(
     sample: CheckSample, number: int, architecture: Architecture, generator: torch.Generator
 ) -> CheckSample:
-    """Add what else the model takes behind the sample, and a word behind each input."""
+    """Append random inputs of the model's other encoders, such as sounds, and a word behind each, to a sample."""
     parts, further = [sample.ids], dict[Size, tuple[Tensor, ...]]()
     for one in architecture.further:
         size = one.modality.size

@@ -43,7 +43,7 @@ WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", "
 
 
 def _listed(where: str, value: Any) -> Any:
-    """Check [file, dtype, shape] of a weight."""
+    """Check [file, dtype, shape] of a weight in weights.json, and return it."""
     file, dtype, shape = listing(anything, 3, 3)(where, value)
     weight_file(f"{where}[0]", file)
     one_of(*DTYPES)(f"{where}[1]", dtype)
@@ -214,8 +214,8 @@ def to_hugging_face(folder: Path, output: Path, like: Path | None = None, step: 
     """Export a folder's latest checkpoint, or that of iteration `step`, to a Hugging Face folder; adapters are merged.
 
     Names and files are those of the original model: `like` (a Hugging Face folder or a checkpoint of ours), else the
-    checkpoint's `huggingface/`, else the run's --model. Weights that are not finite are said to be so, and written.
-    Raises UserError if there is none or it is another model.
+    checkpoint's `huggingface/`, else the run's --model. Weights that are not finite are written with a warning. Raises
+    UserError if there is no checkpoint or it is another model.
     """
     ours, side, keys = _opened(folder, like, step)
     stored, unused_weights = _listing(side)
@@ -279,7 +279,7 @@ def _find_side(folder: Path, ours: OurCheckpoint, like: Path | None) -> Path:
 
 
 def _extras(side: Path, folder: Path, ours: OurCheckpoint) -> PeftExtras:
-    """Read the extras of the peft folder that the adapters came from."""
+    """Read what the peft folder of the adapters had besides them; empty if they are not from one."""
     return PeftExtras.of(side, *(one / SIDE for one in (folder, ours.first) if one))
 
 

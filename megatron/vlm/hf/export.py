@@ -72,7 +72,7 @@ def check_like(folder: Path | None) -> Path:
 
 
 def main() -> None:
-    """Export one save."""
+    """Export the save that sys.argv names to a folder next to it."""
     kill_with_parent(os.getppid())
     save, like = map(Path, sys.argv[1:])
     with building(export_folder(save)) as folder:

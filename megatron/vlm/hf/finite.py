@@ -30,12 +30,12 @@ class Broken:
         return [name for name, is_broken in self._found.items() if is_broken]
 
     def refuse(self, source: Path) -> None:
-        """Raise UserError if any was seen."""
+        """Raise UserError naming tensors seen that are not finite, if any; `source`: where they are from."""
         if self.names:
             raise UserError(f"{source}: {self}; download it again, or have it written again")
 
     def warn(self, source: Path) -> None:
-        """Warn which were seen, if any."""
+        """Print a warning naming tensors seen that are not finite, if any; `source`: where they are from."""
         if self.names:
             say(f"warning: {source}: {self}; written as they are, older saves may be whole", error=True)
 

@@ -110,10 +110,10 @@ def _split_groups(tensor: Tensor, groups: int, sizes: list[int]) -> tuple[Tensor
 
 
 def _grouped(rows: Callable[[Scope], tuple[int, list[int]]], packed: int = 1) -> Form:
-    """Make the form of parts that lie group by group here, one behind the other there; the first `packed` in one
-    tensor.
+    """Make the form of parts, such as q, k, v: interleaved group by group in ours, one behind the other in theirs.
 
-    `rows`: the number of groups, and the rows of each part in one of them.
+    `rows`: the number of groups, and the rows of each part in one of them. The first `packed` parts are one tensor
+    there.
     """
 
     def joined(tensors: Sequence[Tensor], scope: Scope) -> Tensor:
@@ -269,10 +269,10 @@ def resolve_form(form: str, stored: Sequence[int], wanted: Sequence[int]) -> str
 
 
 def join(form: str, tensors: Sequence[Tensor], scope: Scope) -> Tensor:
-    """Join Hugging Face's tensors to our weight."""
+    """Join Hugging Face's tensors to our weight by the form of that name."""
     return FORMS[form].join(tensors, scope)
 
 
 def split(form: str, tensor: Tensor, scope: Scope) -> tuple[Tensor, ...]:
-    """Split our weight into Hugging Face's tensors."""
+    """Split our weight into Hugging Face's tensors by the form of that name."""
     return FORMS[form].split(tensor, scope)

@@ -66,7 +66,7 @@ class TensorChunk:
 
 
 def table_name(name: str, family: Family) -> str:
-    """Convert a weight's name to the tables' spelling."""
+    """Convert a weight's name in a Hugging Face folder to the spelling of the families' tables."""
     for pattern, replacement in (*SPELLINGS, *family.spellings):
         name = re.sub(pattern, replacement, name)
     return name
@@ -76,9 +76,9 @@ VIT_LAYER = re.compile(r"(?:vision_tower|vision_model|video_tower)\.encoder\.lay
 
 
 def is_unused(name: str, architecture: Architecture, stored: Collection[str]) -> bool:
-    """Return whether the model is known not to use a weight outside of the tables: one of `UNUSED`, of its family, of a
-    ViT layer that config.json names behind the last one whose output is read, or of the layer behind the language
-    model's last that predicts a second token. `stored`: the table names that the checkpoint has."""
+    """Return whether a weight outside of the tables is one that the model is known not to use: of `UNUSED`, of its
+    family's, of a ViT layer behind the last whose output is read, or of the layer that predicts a second token.
+    `stored`: the table names that the checkpoint has."""
     vision = architecture.vision
     if (layer := VIT_LAYER.match(name)) and vision.layers <= int(layer[1]):
         return int(layer[1]) < vision.layers + vision.unread

@@ -27,7 +27,7 @@ from omnibal_ext.units import GIB
 
 
 def main() -> None:
-    """Check, print, exit with 0 or 2."""
+    """Check the run that sys.argv describes and print the report; exit with 2 if it is refused, else 0."""
     job = json.loads(sys.argv.pop(1))
     report = preflight(job)
     print(json.dumps(report))
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def preflight(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the report for sys.argv's arguments: findings, weights, GPU memory; Megatron's output is dropped."""
+    """Return the report on a run with sys.argv's flags; `job`: other fields of `Run`. Megatron's output is dropped."""
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             run = Run(read_arguments(is_packed=job.get("is_packed", True)), converts=True, **job)
@@ -49,7 +49,7 @@ def preflight(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_ended(run: Run) -> bool:
-    """Say whether nothing is left to train; if the last save is damaged, a start goes on from the one before."""
+    """Return whether nothing is left to train: the save of the last iteration exists and is undamaged."""
     weights = run.weights
     if not weights.ends(run.inputs.args.train_iters) or weights.folder is None:
         return False

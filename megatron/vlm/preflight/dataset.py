@@ -59,7 +59,7 @@ def _tiling(manifest: Mapping[str, Any], architecture: Architecture, model_folde
 
 
 def _rules(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
-    """Yield differences in how inputs beyond images are read; a dataset for a model without them has none."""
+    """Yield differences in how the dataset's sounds and separately encoded videos, if any, became encoder inputs."""
     for one, made in read_rules(manifest).items():
         wanted = model_settings(architecture, model_folder, with_template=False).get(one.name)
         if not wanted or wanted.value.decides != made.decides:
@@ -96,7 +96,7 @@ def _tokenizer_difference(manifest: Mapping[str, Any], file: Path) -> str:
 
 
 def check_lengths(index: PackedIndex, sizes: Sizes, limit: int | None) -> str:
-    """Raise UserError if a packed sample has more tokens than the model has positions."""
+    """Return the longest packed sample in words. Raises UserError if it has more tokens than `limit`, the positions."""
     samples = np.unique(index.sample_ids)
     longest = int(samples[np.argmax(sizes.tokens[samples])])
     tokens = int(sizes.tokens[longest])

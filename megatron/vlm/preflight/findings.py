@@ -32,7 +32,7 @@ Check = Callable[[Facts], str | None]
 
 
 def run_checks(checks: Iterable[tuple[str, Check[Facts]]], facts: Facts) -> list[Finding]:
-    """Run all checks, also after a refusal."""
+    """Run all checks on `facts`, also after a refusal; return a finding for each that applies."""
     findings = []
     for name, check in checks:
         try:

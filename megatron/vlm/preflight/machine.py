@@ -28,7 +28,7 @@ ANSWER_SECONDS = 3
 
 
 def check_devices(local_ranks: int) -> str:
-    """Raise UserError for more ranks than GPUs, or GPUs that torch does not see."""
+    """Return the devices in words. Raises UserError for more ranks than GPUs, or GPUs that torch does not see."""
     if not platform.HAS_CUDA:
         if sign := platform.unseen_gpu():
             raise UserError(
@@ -50,7 +50,7 @@ def check_devices(local_ranks: int) -> str:
 
 
 def check_rendezvous(endpoint: str) -> str:
-    """Raise UserError if the rendezvous port cannot be used; endpoint: HOST:PORT.
+    """Return the state of the rendezvous port in words; endpoint: HOST:PORT. Raises UserError if it cannot be used.
 
     If HOST is this machine, the port must be free, or be another launch's TCPStore.
     """

@@ -200,7 +200,7 @@ def _check_adapters(run: Run) -> str | None:
 
 
 def _check_plan(run: Run) -> str:
-    """Raise UserError if the planner made the plan for other sizes; one written by hand names none."""
+    """Raise UserError if the planner made the plan for other sizes; a plan written by hand passes."""
     args, plan = run.inputs.args, run.inputs.plan
     if plan.profile_hash:
         index = PackedIndex.open(args.packs)

@@ -84,7 +84,7 @@ def nearest_existing(folder: Path) -> Path:
 
 
 def checkpoint_bytes(args: Namespace, architecture: Architecture) -> int:
-    """Return the bytes of weights and of the trained ones' optimizer state, fp32 copies included."""
+    """Return the bytes of a checkpoint: weights, and the optimizer state of the trained ones with their fp32 copies."""
     weights, trained = parameters(architecture, tuple(args.freeze), Adapters.of(args))
     half = args.bf16 or args.fp16
     state = 0 if args.no_save_optim else 12 if half else 8

@@ -68,8 +68,8 @@ def parse_conversation(
 ) -> Conversation:
     """Parse and check one record. `reserved`: texts that no message may contain; `senses`: what the model takes.
 
-    An image, video or sound part of a message becomes a mark followed by `gap`. `first`: it is put before the words of
-    its question; so is the only image of a text, as LLaVA's own programs do.
+    An image, video or sound part of a message becomes a mark followed by `gap`. `first`: such marks, and the only image
+    mark of a text, are put before the words of their question, as LLaVA's own programs do.
 
     Raises `Rejected` with the reasons not_utf8, malformed_line, unsupported_media, unsupported_field,
     empty_conversation, bad_roles, reserved_words, image_mark_mismatch, video_mark_mismatch and audio_mark_mismatch.
@@ -93,7 +93,7 @@ def parse_conversation(
 
 
 def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Message, ...]:
-    """Put `mark` in place of another program's, unless some messages have it."""
+    """Replace another program's mark, `other`, by `mark` in all messages, unless one of them has `mark`."""
     if any(mark in one.words for one in messages):
         return messages
     return tuple(
@@ -109,8 +109,8 @@ def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Messa
 def _marked_in_front(
     messages: tuple[Message, ...], given: Mapping[Kind, int], gap: str, senses: Senses
 ) -> tuple[Message, ...]:
-    """Put marks before the first question's words, where media of one kind are given and none is marked: as TRL,
-    ms-swift and InternVL put them. `given`: how many, by kind."""
+    """Put marks before the first question's words, as TRL, ms-swift and InternVL do, if media of one kind only are
+    given and no message has a mark. `given`: how many, by kind."""
     if len(given) != 1 or any(senses.kinds_in(one.words) or MEDIA_MARKS.search(one.words) for one in messages):
         return messages
     meant = [quoted(mark) for kind in (*given, IMAGES) for mark in (kind.mark, *kind.others)]
@@ -157,7 +157,7 @@ def _check_fields(where: str, fields: Mapping[str, Any], honoured: frozenset[str
 
 
 def _system(record: Mapping[str, Any]) -> tuple[Message, ...]:
-    """Return the record's field `system`, as in ShareGPT's files."""
+    """Return a system message from the record's field `system`, as in ShareGPT's files; () if it has none."""
     words = record.get("system") or ""
     if not isinstance(words, str):
         raise Rejected("malformed_line", "'system' is no text")
@@ -215,7 +215,7 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: 
 
 
 def _led(words: str, gap: str, senses: Senses) -> str:
-    """Put a question's only image in front of its words."""
+    """Return a question's text with the mark of an image moved in front of its words, if it is the only mark."""
     before, mark, behind = words.partition(IMAGE_MARK)
     if not before.strip() or not mark or senses.kinds_in(before + behind):
         return words

@@ -23,7 +23,7 @@ LINES_LOOKED_AT = 32
 
 
 def choices_of(arguments: argparse.Namespace) -> dict[str, FlagValue]:
-    """Return what flags and model say a line is to become, and who says it."""
+    """Return each setting that decides what a line becomes, by flag: its value and origin (flag, model, default)."""
     decided = ("tokenizer-model", "chat-template", *DEFAULTS)
     choices = resolve_settings({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
     choices = with_pixels(choices, arguments.max_pixels)
@@ -32,7 +32,7 @@ def choices_of(arguments: argparse.Namespace) -> dict[str, FlagValue]:
 
 
 def recipe_by(arguments: argparse.Namespace, choices: Mapping[str, FlagValue]) -> Recipe:
-    """Make a recipe of the command line and its `choices_of`."""
+    """Make the recipe of a command line; `choices`: what `choices_of` returns for it."""
     return recipe_of(
         choices,
         image_root=arguments.image_root,
@@ -46,7 +46,7 @@ def recipe_by(arguments: argparse.Namespace, choices: Mapping[str, FlagValue]) -
 
 
 def run(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Check, preprocess or merge; return what is printed."""
+    """Check, preprocess or merge, as the command line says; return what is printed."""
     if arguments.model:
         check_tokenizer(open_recipe(recipe), arguments.model)
     if arguments.check:

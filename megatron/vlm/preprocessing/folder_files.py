@@ -79,7 +79,7 @@ def _processor(folder: Path, architecture: Architecture) -> Processor:
 
 
 def _check_pixels(processor: Processor, rule: TilingRule) -> None:
-    """Refuse settings that would give other pixels: resampling, scaling, crops, tiles of another size."""
+    """Raise UserError for settings that would give other pixels: resampling, scaling, crops, tiles of another size."""
     steps = dict.fromkeys(("do_resize", "do_rescale"), True) | {"do_pan_and_scan": False}
     fields, size, resampling = processor.fields, processor.model.vision.image_size, int(rule.resampling)
     for name, wanted in (steps | {"do_normalize": rule.normalizes}).items():

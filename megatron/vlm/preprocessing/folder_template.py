@@ -43,7 +43,7 @@ PICTURES = ((IMAGE_MARK, " What? "), ("What?", IMAGE_MARK), ("From ", IMAGE_MARK
 def folder_template(folder: Path, markup: ImageMarkup | None = None) -> tuple[str, str] | None:
     """Return (name of our template or path of the folder's own, name of its file); None if the folder has no template.
 
-    Ours writes images as parts of questions where the folder's own does; `markup`: the model's (None: not asked).
+    Ours is taken if it writes the same, for a model's `markup` also where questions have images as parts.
 
     Raises UserError naming the file if it is damaged, its program writes no conversations, or takes more time or memory
     than a file of others may.
@@ -60,7 +60,7 @@ def folder_template(folder: Path, markup: ImageMarkup | None = None) -> tuple[st
 def _chosen(
     folder: Path, files: Sequence[Path], known: Sequence[ChatTemplate], markup: ImageMarkup | None
 ) -> tuple[str, str]:
-    """Return the name or path, and the name of the file, of those that have a template."""
+    """Choose among `files`, which have templates, and `known` ones of ours; return what `folder_template` does."""
     first = file_template(files[0], folder)
     own = {files[0]: first}
     for file in files[1:]:
@@ -102,7 +102,7 @@ def _pictures_alike(ours: ChatTemplate, theirs: ChatTemplate, markup: ImageMarku
 
 
 def open_template(named: str, tokenizer: Path) -> ChatTemplate:
-    """Open the template of one of our names, or of a file, for a tokenizer's file. Raises UserError."""
+    """Open a template of ours by name, or of a .jinja or .json file, for a tokenizer's file. Raises UserError."""
     file = Path(named)
     if named in TEMPLATES or file.suffix not in (".jinja", ".json"):
         return chat_template(named)

@@ -95,7 +95,7 @@ def _read(one: _InputSet, lines_per_part: int, notes: Path | None) -> InputFile:
 
 
 def read_input(path: Path, lines_per_part: int, kind: str = "lines") -> InputFile:
-    """Cut a file into parts and hash it. Raises `UserError` if it cannot be read."""
+    """Cut a file of a format (`kind`) into parts and hash it. Raises `UserError` if it cannot be read."""
     found: InputFile = FORMATS[kind].cut(path, lines_per_part)
     return found
 
@@ -115,7 +115,7 @@ def _read_once(path: Path, lines_per_part: int, kind: str, notes: Path) -> Input
 
 
 def _noted(path: Path, key: list[Any], note: dict[str, Any]) -> InputFile:
-    """Return the file of a note. Raises UserError if the note is another file's."""
+    """Return the input file that a note describes. Raises UserError if the note is another file's."""
     if note["of"] != key:
         raise UserError(f"the note is of {shown(note['of'])}")
     counts = [lines for _, _, lines in note["parts"]]
@@ -127,7 +127,7 @@ def _noted(path: Path, key: list[Any], note: dict[str, Any]) -> InputFile:
 
 
 def _tables(folder: Path) -> list[Path]:
-    """List the files of a dataset saved to a folder, in order."""
+    """List the Parquet and Arrow files in a folder, sorted. Raises UserError for none, or for several splits."""
     if (listed := folder / "dataset_dict.json").exists():
         splits = read_json(listed, _SPLITS, "name a folder of one split")["splits"]
         raise UserError(f"{folder}: has the splits {_some(splits)}; name one of their folders")

@@ -55,7 +55,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessJob:
-    """A run. `identity`: what decides the bytes of the result, as JSON; `work`: the folder of its parts."""
+    """A preprocessing run. `identity`: what decides its result's bytes, as JSON; `work`: the folder of its parts."""
 
     inputs: tuple[InputFile, ...]
     recipe: Recipe
@@ -106,7 +106,7 @@ class PreprocessJob:
 
 
 def _made(identity: Any) -> Any:
-    """Return what decides a dataset's samples, of its identity: without places of files and `CHECK_FIELDS`."""
+    """Return a job's `identity` without what samples do not depend on: places of files, how images are checked."""
     identity = content_of(identity)
     recipe = identity.get("recipe") if isinstance(identity, dict) else None
     if not isinstance(recipe, dict):

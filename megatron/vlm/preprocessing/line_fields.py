@@ -41,14 +41,14 @@ MARK = re.compile(
 
 
 def plain(text: str, where: str) -> str:
-    """Return the text. Raises `Rejected` (reserved_words) if it contains `QUOTED`, which only `quoted` may write."""
+    """Return the text. Raises `Rejected` (reserved_words) if it has `QUOTED`, a character that only `quoted` writes."""
     if QUOTED in text:
         raise Rejected("reserved_words", f"{where} contains {QUOTED!r}, by which marks are told from words")
     return text
 
 
 def quoted(text: str) -> str:
-    """Return the text with `QUOTED` for the "<" of each media mark, so that it counts as words."""
+    """Return the text with the character `QUOTED` for the "<" of each media mark, so that marks count as words."""
     return MARK.sub(lambda mark: QUOTED + mark[0][1:], text)
 
 

@@ -18,10 +18,10 @@ Value = TypeVar("Value")
 
 
 class LineMedia:
-    """What a row of `source` (which may set an image root) names. All raise `Rejected`."""
+    """Finds and measures media that a row names; `source`, its part, may set an image root. All raise `Rejected`."""
 
     def __init__(self, recipe: Recipe, row: Row, source: PartSource | None, heard: bool = False) -> None:
-        """Measure by a recipe; `heard`: whether the sound of its videos is."""
+        """Measure by a recipe; `heard`: whether the sound of the row's videos is read too."""
         self.recipe, self.row, self.source, self.heard = recipe, row, source, heard
         self.root = (source and source.root) or recipe.image_root or Path()
         """Folder from which relative paths start."""
@@ -40,7 +40,7 @@ class LineMedia:
         return is_turned
 
     def found(self, reference: str, what: str) -> tuple[str, Path, Place]:
-        """Return (path below the root, file, place) of what a record names."""
+        """Return (path below the root, file, place in it) of the image, video or sound that a record names."""
         path, place = locate(reference, self.row, self.root, what)
         if place:
             return path, self.source.file if self.source else self.root / path, place
@@ -48,7 +48,7 @@ class LineMedia:
         return path, self.root / path, place
 
     def once(self, work: Callable[..., Value], *words: Any) -> Value:
-        """Return `work(*words)`, which is done once."""
+        """Return `work(*words)`, computed once for this row and kept."""
         key = (work, words)
         if key not in self._known:
             self._known[key] = work(*words)

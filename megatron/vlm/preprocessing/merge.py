@@ -37,7 +37,7 @@ OF_SAMPLES = ("tiles", "lengths", "lines", "supervised")
 
 
 def of_samples(recipe: Recipe) -> tuple[str, ...]:
-    """Return `OF_SAMPLES` with further sizes, such as mel frames, that the model takes."""
+    """Return the names of a part's arrays with a number for each sample: `OF_SAMPLES`, and sizes such as mel frames."""
     return (*OF_SAMPLES, *(one.size for one in recipe.rules))
 
 

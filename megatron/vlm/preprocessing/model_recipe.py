@@ -32,7 +32,7 @@ STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-marku
 
 
 def model_settings(architecture: Architecture, folder: Path | None, with_template: bool = True) -> dict[str, FlagValue]:
-    """Return the value of each preprocessing flag that fits a model, if there is one.
+    """Return value and origin of each preprocessing flag that a model decides.
 
     `folder`: the model's Hugging Face folder, if it has one. Raises UserError naming an unsupported file and field of
     it.
@@ -88,7 +88,7 @@ def resolve_settings(given: Mapping[str, Any], model: str | None) -> dict[str, F
 
 
 def with_pixels(choices: dict[str, FlagValue], most: int | None) -> dict[str, FlagValue]:
-    """Set --max-tiles from `most` pixels of an image. Raises UserError if the model has tiles of a fixed size."""
+    """Return the settings with --max-tiles for `most` pixels an image. Raises UserError for tiles of a fixed size."""
     if most is None:
         return choices
     side, tiling = choices["tile-size"].value, choices["tiling"].value
@@ -100,7 +100,7 @@ def with_pixels(choices: dict[str, FlagValue], most: int | None) -> dict[str, Fl
 
 
 def with_video(choices: dict[str, FlagValue], flags: Mapping[str, Any]) -> dict[str, FlagValue]:
-    """Set fields of the video rule from flags. Raises UserError if the model has none, or ignores the field."""
+    """Return the settings with the video rule changed by flags. Raises UserError if it is none, or ignores a field."""
     if not flags:
         return choices
     if "video" not in choices:

@@ -66,7 +66,7 @@ class PreparedPart:
         return part
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return [N] numbers of each sample: a field, or the units of one of `FURTHER_SIZES`."""
+        """Return a number for each sample, [N]: a field, or the units of one of `FURTHER_SIZES`, such as mel frames."""
         found: NDArray[Any] = self.further[FURTHER_SIZES.index(name)] if name in FURTHER_SIZES else getattr(self, name)
         return found
 

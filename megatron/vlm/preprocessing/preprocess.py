@@ -219,8 +219,8 @@ def _list_rejects(job: PreprocessJob) -> Path:
 
 
 def _each_part(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[Value]:
-    """Do `_each` of tasks that begin with a recipe and a source; if one is a table, which could end the process that
-    reads it when damaged, other processes do all."""
+    """Do tasks (recipe, source, ...) as `_each` does; in other processes if a source is a table: reading a damaged one
+    may end the process."""
     has_tables = any(source.format == "table" for _, source, *_ in tasks)
     return _each(work, tasks, workers, _lines, has_tables)
 

@@ -65,7 +65,7 @@ class Senses:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks that its text may have."""
+        """Marks of images, videos and sounds that a text for the model may have."""
         return tuple(kind.mark for kind in self.kinds)
 
     def kinds_in(self, text: str) -> list[Kind]:
@@ -80,7 +80,7 @@ class Senses:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Fields of a record that name them."""
+        """Fields of a record that name media which the model takes."""
         named = (field for kind in self.kinds for field in kind.fields)
         return frozenset({*named, *([HEARS_VIDEOS] if self.hears_videos else [])})
 
@@ -94,7 +94,7 @@ def media_of(kind: Kind, record: Mapping[str, Any], turns: Sequence[Turn]) -> tu
 
 
 def words_of(part: Any, number: int, senses: Senses) -> str:
-    """Return the text of a part of turn `number`, in which marks are words, or the mark of its medium.
+    """Return the text of a part of turn `number`, marks in it quoted as words; of an image, video or sound its mark.
 
     Raises `Rejected`: unsupported_media, unsupported_field, malformed_line.
     """
@@ -113,7 +113,7 @@ def words_of(part: Any, number: int, senses: Senses) -> str:
 
 
 def hears_videos(record: Mapping[str, Any]) -> bool | None:
-    """Say whether the sound of its videos is heard; None: it does not say. Raises `Rejected` (malformed_line)."""
+    """Return whether a record's videos are to be heard; None if it does not say. Raises `Rejected` (malformed_line)."""
     said = record.get(HEARS_VIDEOS)
     if said is not None and not isinstance(said, bool):
         raise Rejected("malformed_line", f"{HEARS_VIDEOS!r} is {str(said)[:40]!r}, must be true or false")
@@ -141,7 +141,7 @@ def _reference(said: Any, what: str) -> Any:
 
 
 def _named(said: Mapping[str, Any], names: Sequence[str], what: str) -> tuple[str, Any]:
-    """Return (field, value) of the one that names it; ("", None): none does."""
+    """Return (field, value) of the one of `names` that is given; ("", None): none. Raises `Rejected` for several."""
     given = {name: said[name] for name in names if said.get(name)}
     if len(given) > 1:
         raise Rejected("malformed_line", f"both {' and '.join(map(repr, given))} name {what}; leave one")

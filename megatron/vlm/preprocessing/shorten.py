@@ -80,7 +80,7 @@ class Content:
 
 
 def shorter(content: Content, methods: Sequence[str]) -> Iterator[tuple[str, Content]]:
-    """Yield (method, ever shorter conversation)."""
+    """Yield (method, conversation), ever shorter, by one method after another."""
     form = content
     for method in methods:
         start = form

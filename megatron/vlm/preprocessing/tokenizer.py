@@ -127,7 +127,7 @@ class SentencePieceTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizer.json` of Hugging Face's `tokenizers` library; the same fields and methods."""
+    """A `tokenizer.json` of Hugging Face's `tokenizers` library; fields and methods as of `SentencePieceTokenizer`."""
 
     kind = "huggingface"
 
@@ -190,8 +190,8 @@ def _kind(path: Path) -> type[ChatTokenizer]:
 
 @lru_cache(2**6)
 def _try(path: Path, special_tokens: tuple[str, ...], version: tuple[int, ...]) -> None:
-    """Do once for this version of a file, with limits, what its user does: both libraries may fail in any way, and end
-    the process."""
+    """Try, once for each version of a file, to open it and encode a text, with limits: both libraries may fail in any
+    way, and end the process. Raises UserError."""
     seconds = SECONDS + path.stat().st_size // BYTES_A_SECOND
     tried(partial(_use, path, special_tokens), str(path), REMEDY, seconds)
 
@@ -220,7 +220,7 @@ def declared_tokens(folder: Path) -> dict[str, int]:
 
 
 def _decoder(folder: Path) -> dict[str, Any]:
-    """Return id, as text -> token and its flags."""
+    """Return the tokens that tokenizer_config.json adds, with their flags, by id as text."""
     found: dict[str, Any] = read_neighbour(folder, CONFIG).get("added_tokens_decoder", {})
     return found
 

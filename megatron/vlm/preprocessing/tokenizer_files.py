@@ -38,7 +38,7 @@ def token_text(token: Any) -> str:
 
 
 def is_special(token: Any) -> bool:
-    """Say whether a stored token has that flag."""
+    """Return whether a stored token is flagged as special."""
     return isinstance(token, dict) and bool(token.get("special"))
 
 
@@ -87,12 +87,12 @@ CHECKS: dict[str, Check[Any]] = {
 
 
 def read_neighbour(folder: Path, name: str) -> dict[str, Any]:
-    """Return the content of one of `CHECKS`; {} where the folder has none. Raises UserError naming file and field."""
+    """Read a file of `CHECKS` in a tokenizer's folder; {} if it is missing. Raises UserError naming file and field."""
     return read_json(folder / name, CHECKS[name], AGAIN) if (folder / name).exists() else {}
 
 
 def template_source(file: Path) -> str:
-    """Return the chat template in a .jinja or .json file; "": it has none. Raises UserError naming the file."""
+    """Return the chat template in a .jinja or .json file, "" if it or the file is missing. Raises UserError."""
     if not file.is_file():
         return ""
     if file.suffix == ".jinja":

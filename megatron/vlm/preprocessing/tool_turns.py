@@ -67,7 +67,7 @@ def check_forms(messages: tuple[Message, ...], tools: tuple[str, ...], template:
 
 
 def _read(where: str, value: Any) -> Any:
-    """Decode a JSON text; other values unchanged."""
+    """Decode a JSON text, return other values unchanged. Raises `Rejected` (malformed_line)."""
     if not isinstance(value, str):
         return value
     try:

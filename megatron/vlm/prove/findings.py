@@ -32,13 +32,13 @@ class Piece(NamedTuple):
 
     @property
     def own(self) -> slice:
-        """Which of the sample's tokens these are."""
+        """Slice of the sample's tokens that these are."""
         return slice(self.offset, self.offset + len(self.columns))
 
 
 def find_pieces(ids: Tensor, real: Tensor, samples: Sequence[Ids]) -> list[Piece]:
-    """Return where the samples' tokens stand in a batch [B, T], of which `real` (bool) are no padding; others are
-    no sample's."""
+    """Return where the samples' tokens stand in a batch [B, T], of which `real` (bool) are no padding; tokens that are
+    no sample's are left out."""
     found: list[Piece] = []
     for row in range(len(ids)):
         columns, at = np.flatnonzero(real[row].numpy()), 0
@@ -52,8 +52,8 @@ def find_pieces(ids: Tensor, real: Tensor, samples: Sequence[Ids]) -> list[Piece
 
 
 def _longest(tokens: Ids, samples: Sequence[Ids], used: set[int]) -> tuple[int, int, int]:
-    """Return the sample whose tokens `tokens` begin with, from which of its tokens on, and for how many: a whole
-    sample if there is one, else the most tokens; of equals one that was not found before."""
+    """Find the samples' tokens with which `tokens` begin: return the sample, its first of them, and their number. A
+    whole sample is preferred, then the most tokens, then a sample that is not in `used`."""
     ranked = [(False, 0, True, True, 0, 0)]
     for number, own in enumerate(samples):
         for at in np.flatnonzero(own == tokens[0]).tolist():
@@ -65,7 +65,7 @@ def _longest(tokens: Ids, samples: Sequence[Ids], used: set[int]) -> tuple[int, 
 
 
 def judge_tokens(pieces: Sequence[Piece], lengths: Sequence[int]) -> Iterable[Finding]:
-    """Yield samples, of so many tokens each, that are lost, cut or doubled."""
+    """Yield faults: samples (of `lengths` tokens) that are lost from a batch, cut, or in it twice."""
     for number, length in enumerate(lengths):
         times = np.zeros(length, int)
         for piece in pieces:
@@ -78,8 +78,8 @@ def judge_tokens(pieces: Sequence[Piece], lengths: Sequence[int]) -> Iterable[Fi
 
 
 def judge_labels(pieces: Sequence[Piece], labels: Tensor, wanted: Sequence[Ids]) -> Iterable[Finding]:
-    """Yield labels of a batch [B, T], each at its own token, that are lost, others, of no sample, or across a
-    border."""
+    """Yield faults of a batch's labels [B, T], which are not shifted: lost, unlike the sample's (`wanted`), at tokens
+    of no sample, or at a sample's first token."""
     values = labels.numpy()
     elsewhere = values != IGNORED
     for piece in pieces:
@@ -98,8 +98,8 @@ def judge_labels(pieces: Sequence[Piece], labels: Tensor, wanted: Sequence[Ids])
 
 
 def judge_positions(pieces: Sequence[Piece], given: Tensor, wanted: Sequence[Tensor]) -> Iterable[Finding]:
-    """Compare positions [axes, B, T] that a model was given with its own of each sample [axes, T]; all of a sample
-    may be shifted alike, as rotations read differences alone."""
+    """Yield samples whose positions in a batch, `given` [axes, B, T], are not those alone, `wanted` [axes, T] each; all
+    of a sample may be shifted alike, as rotations read differences alone."""
     for piece in pieces:
         positions = given[:, piece.row, piece.columns]
         if _are_shifted(positions, wanted[piece.sample][:, piece.own]):
@@ -119,13 +119,13 @@ def _are_shifted(positions: Tensor, own: Tensor) -> bool:
 
 
 def rows_of(field: Tensor) -> Tensor:
-    """Return a field of images or sounds with a row for each: of [images, tiles, ...] for each tile."""
+    """Return a field of images or sounds with a row for each; of tiles, [images, tiles, ...], a row for each tile."""
     return field.flatten(0, 1) if field.dim() == 5 else field
 
 
 def find_rows(rows: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[int]:
-    """Find which of the samples' rows each of a batch's is: that of the same number if they are equal; -1: none. A
-    batch's may be filled up to the largest."""
+    """Return for each of a batch's rows the index of the equal one of the samples' rows (`wanted`), its own index if
+    that is equal; -1: none. A batch's rows may be padded to the largest."""
     known = {(row.shape, row.numpy().tobytes()): index for index, row in reversed([*enumerate(wanted)])}
     shapes, found = {row.shape for row in wanted}, []
     for index, row in enumerate(rows):
@@ -142,8 +142,8 @@ def _cropped(row: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def judge_rows(field: str, found: Sequence[int], owners: Sequence[int]) -> Iterable[Finding]:
-    """Yield images and sounds that are lost, doubled, or where others belong. `owners`: the sample of each row that is
-    wanted."""
+    """Yield images and sounds that are lost, doubled, or where others belong. `found`: what `find_rows` returns;
+    `owners`: the sample of each row that is wanted."""
     given = [owners[row] if row >= 0 else -1 for row in found]
     wrong = [
         (own, there) for index, (own, there) in enumerate(zip(owners, given, strict=False)) if found[index] != index
@@ -159,8 +159,8 @@ def judge_rows(field: str, found: Sequence[int], owners: Sequence[int]) -> Itera
 
 def judge_loss(loss: float, summed: float, count: int, divisors: Mapping[str, float], tolerance: float
                ) -> tuple[float, list[Finding]]:  # fmt: skip
-    """Return by which factor a loss is the mean over supervised tokens, `summed` over `count`; and, where that is
-    not 1, by what it is divided: one of `divisors`."""
+    """Return how many times the mean over supervised tokens (`summed` / `count`) a loss is, 1 within `tolerance`; if it
+    is not, also a fault that says by which of `divisors` the sum was divided."""
     factor = loss * count / summed if summed else 1.0
     if abs(factor - 1) <= tolerance:
         return 1.0, []

@@ -33,8 +33,8 @@ CHECKS = ("runs", "tokens", "labels", "media", "positions", "isolation", "logits
 
 @dataclass
 class Proof:
-    """What was found of one pack: faults, each with its kernels; kernels, or checks under one, that were not run, and
-    why; by kernel the others that each sample sees, and how far logits, loss and gradients are from the samples'."""
+    """What was found of one pack: faults, each with its kernels of attention; kernels, or checks under one, that were
+    not run, and why; by kernel the others that each sample sees, and how far results are from the samples'."""
 
     findings: dict[Finding, list[str]] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
@@ -45,8 +45,8 @@ class Proof:
 def prove(
     model: Any, samples: Sequence[Batch], collator: Callable[[list[Any]], Batch], kernels: Sequence[str]
 ) -> Proof:
-    """Compare a collator's pack with its samples, under each kernel of `models.ATTENTION` that can be run. Raises
-    UserError for samples without labels."""
+    """Compare what a model makes of a collator's batch and of its samples alone, under each kernel (of
+    `models.ATTENTION`) that can be run. Raises UserError for samples without labels."""
     proof, features = Proof(), [_tensors(sample) for sample in samples]
     for kernel in kernels:
         try:
@@ -128,7 +128,7 @@ def _skip(proof: Proof, kernel: str, checks: Sequence[str], why: str) -> None:
 
 
 def tried(work: Callable[[], Value], what: str) -> Value:
-    """Return what work returns. Raises UserError, whatever a stranger's code raises."""
+    """Return `work()`. Raises UserError, "WHAT: ...", for whatever a stranger's code raises."""
     try:
         return work()
     except UserError:
@@ -159,7 +159,7 @@ def _rows(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Sequenc
 
 
 def _by_media(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Return the pieces, in which samples of the same words are told apart by their images and sounds."""
+    """Return the pieces with samples of the same words told apart by their images and sounds."""
     alike: dict[bytes, list[int]] = {}
     for number, one in enumerate(samples):
         alike.setdefault(one["input_ids"].numpy().tobytes(), []).append(number)
@@ -177,7 +177,7 @@ def _by_media(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Seq
 
 
 def _loss(model: Any, batch: Batch, whole: Ran, alone: Sequence[Ran], noted: dict[str, float]) -> Iterable[Finding]:
-    """Judge the model's own loss, by what it is divided, and its gradients."""
+    """Yield faults of a pack's own loss and its gradients against the samples'; put the differences into `noted`."""
     assert whole.loss is not None
     mean = torch.stack([one.summed for one in alone]).sum() / sum(one.supervised for one in alone)
     mean.backward()
@@ -208,7 +208,7 @@ def _loss(model: Any, batch: Batch, whole: Ran, alone: Sequence[Ran], noted: dic
 def _influence(
     model: Any, samples: Sequence[Batch], batch: Batch, pieces: Sequence[Piece], rows: Rows, whole: Ran
 ) -> list[list[int]]:
-    """Return for each sample the others of which words, images or sounds move its logits."""
+    """Return for each sample the others that it sees: if their words, images or sounds change, so do its logits."""
     named = set(token_ids(model.config.to_dict()))
     ids = sorted({int(token) for one in samples for token in one["input_ids"]} - named)
     words = dict(zip(ids, [*ids[1:], *ids[:1]], strict=True))

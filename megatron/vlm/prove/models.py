@@ -37,8 +37,8 @@ class Ran(NamedTuple):
 
 
 def load(folder: Path, seed: int) -> Any:
-    """Return the model of a folder, with its weights or else random ones. Raises UserError for what transformers
-    lacks."""
+    """Load a folder's model in fp32, with random weights if it has none; of one larger than `WHOLE` only the first
+    layers, with random weights. Raises UserError if transformers cannot build it."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -72,7 +72,7 @@ def ready(model: Any) -> Any:
 
 
 def first_layers(config: Any) -> Any:
-    """Return the configuration with the first layer of each kind of the language model, and two of each encoder."""
+    """Cut a configuration in place: a language-model layer of each kind, two of each encoder; return it."""
     text = config.get_text_config()
     if kinds := list(dict.fromkeys(getattr(text, "layer_types", None) or ())):
         text.layer_types = kinds
@@ -86,7 +86,7 @@ def first_layers(config: Any) -> Any:
 
 
 def run(model: Any, batch: Mapping[str, Any]) -> Ran:
-    """Run the model on a batch of tensors."""
+    """Run a model forward on a batch of tensors; return its logits, losses and positions."""
     positions: list[Tensor] = []
 
     def note(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def run(model: Any, batch: Mapping[str, Any]) -> Ran:
 
 
 def labels_of(batch: Mapping[str, Any]) -> Tensor:
-    """Return labels [B, T], each at its own token, -100 where there is none."""
+    """Return a batch's labels [B, T], not shifted, also where the batch has shifted ones; -100 where there is none."""
     none = torch.full_like(batch["input_ids"], IGNORED)
     if (ahead := batch.get("shift_labels")) is not None:
         return torch.cat([none[:, :1], ahead[:, :-1]], dim=1)
@@ -119,7 +119,7 @@ def labels_of(batch: Mapping[str, Any]) -> Tensor:
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
-    """Return the weights' gradients, which the model then forgets."""
+    """Return the gradient of each weight by name, 0 where there is none, and clear them in the model."""
     found = {name: torch.zeros(()) if one.grad is None else one.grad for name, one in model.named_parameters()}
     model.zero_grad()
     return found
@@ -127,7 +127,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def attention(model: Any, kernel: str) -> Iterator[None]:
-    """Let a model attend by a kernel of ATTENTION. Raises UserError where it cannot."""
+    """Make a context in which a model attends by a kernel of `ATTENTION`. Raises UserError where it cannot."""
     from transformers import modeling_flash_attention_utils as theirs
     from transformers import modeling_utils
 

@@ -34,7 +34,7 @@ _CLOSING = {ord("["): ord("]"), ord("{"): ord("}")}
 
 
 def _within(depth: int) -> bytes:
-    """Return a pattern of brackets with at most `depth` within each other inside."""
+    """Return a regular expression of a bracketed JSON value with at most `depth` further levels of brackets inside."""
     inner = rb'(?:[^]\[{}"]++|%b%b)*+' % (_QUOTED, b"|" + _within(depth - 1) if depth else b"")
     return rb"(?:\{%b\}|\[%b\])" % (inner, inner)
 
@@ -44,7 +44,7 @@ _SHALLOW = re.compile(_within(3), re.DOTALL)
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Cut a file into parts. Raises UserError if it is not one JSON list and nothing else."""
+    """Cut a file into parts of `rows_per_part` elements. Raises UserError unless it is one JSON list alone."""
     parts, spans, count = [], [], 0
     with named_errors(path, _WHAT, REMEDY), open_plain(path, REMEDY) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -102,7 +102,7 @@ def rows(part: PartSource) -> Iterator[Row]:
 
 
 class _FaultError(Exception):
-    """A list's fault, and its byte."""
+    """A fault in a JSON list. Its arguments: what is wrong, and at which byte of the file."""
 
 
 class _Text:
@@ -118,13 +118,13 @@ class _Text:
         return self.offset + self.at
 
     def open_list(self) -> None:
-        """Pass the bracket that opens the list."""
+        """Read past a byte order mark, if any, and the bracket that opens the list."""
         self._more()
         self.at = len(codecs.BOM_UTF8) * self.block.startswith(codecs.BOM_UTF8)
         self._expect(b"[", "a list")
 
     def elements(self) -> Iterator[tuple[int, int]]:
-        """Yield first byte and end of each element of the list whose first is next, and pass its closing bracket."""
+        """Yield (first byte, end) in the file of each element of the opened list, then pass its closing bracket."""
         if self._next() == b"]":
             self.at += 1
             return
@@ -201,7 +201,8 @@ class _Text:
             raise _FaultError("the file ends before what begins here", self.start)
 
     def _more(self) -> bool:
-        """Read on, as much as is left of the block, so that a long string is not looked through again and again."""
+        """Read on, as much as is left of the block: a long string is not searched again and again. False: the file has
+        ended."""
         more = self.file.read(max(_BLOCK, len(self.block) - self.at))
         self.block, self.offset, self.at = self.block[self.at :] + more, self.position, 0
         return bool(more)

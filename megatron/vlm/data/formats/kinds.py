@@ -8,7 +8,7 @@ from omnibal_ext.modalities.modality import AUDIO, FILM, VISION, Modality
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of media."""
+    """One kind of media, such as videos: how messages, records and files name it."""
 
     modality: Modality
     """Modality of the encoder that reads it."""

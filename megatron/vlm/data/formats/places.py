@@ -24,7 +24,7 @@ def read_place(path: Path, place: Place) -> bytes:
 
 
 def embedded(reference: str, row: Row) -> Place | None:
-    """Return the place of a `data:` URL's content in its row's file; None if it is escaped there."""
+    """Return where the base64 of a `data:` URL lies in its row's file; None if it is not there as it is, or is none."""
     payload = reference.partition(";base64,")[2].encode()
     start = row.record.find(payload) if payload and isinstance(row.record, bytes) else -1
     return None if start < 0 else ("base64", row.offset + start, len(payload))

@@ -75,7 +75,7 @@ class PartSource:
 
     @property
     def lines_named(self) -> str:
-        """File and lines, for messages."""
+        """File and numbers of its lines as messages name them, "FILE: lines 1 to 500"."""
         return f"{self.file}: lines {self.first_line} to {self.first_line + self.lines - 1}"
 
 

@@ -37,9 +37,9 @@ FEW = 2**16
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Cut a table by rows. Raises UserError if it is damaged or has no column of conversations.
+    """Cut a table into parts of `rows_per_part` rows. Raises UserError if it is damaged or has no conversations.
 
-    A damaged table can end the process that reads it, so another one does.
+    It is read in a process of its own, which a damaged table may end.
     """
     _import_pyarrow(path)
     return apart(_cut, (path, rows_per_part), str(path))
@@ -68,7 +68,7 @@ def _cut(path: Path, rows_per_part: int) -> InputFile:
 
 
 def rows(part: PartSource) -> Iterator[Row]:
-    """Yield the rows of a part; a process that reads apart takes limited memory for them."""
+    """Yield the rows of a part; in a process that `apart` started for it memory is limited."""
     found = _open(part.file).records(part.offset, part.size)
     number = part.first_line
     while number < part.first_line + part.lines:
@@ -95,7 +95,7 @@ def _holds_bytes(value: Any) -> bool:
 
 
 def _named(value: Any, column: str, row: int, images: dict[str, Place]) -> Any:
-    """Replace images in cells by names, and add the places of these to `images`."""
+    """Return a cell with names in place of its images' bytes, and add the place of each name to `images`."""
     several = isinstance(value, list)
     names: list[Any] = []
     for index, entry in enumerate(value if several else [value]):
@@ -153,7 +153,7 @@ class _Parquet:
         return end
 
     def records(self, first: int, count: int) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows from `first` on, a few at a time."""
+        """Yield `count` rows from `first` on, a few at a time."""
         groups = [g for g, (start, end) in enumerate(pairwise(self.starts)) if start < first + count and end > first]
         position = self.starts[groups[0]] if groups else 0
         for batch in self.file.iter_batches(BATCH, row_groups=groups, use_threads=False):
@@ -175,7 +175,7 @@ class _Parquet:
 
 
 class _Arrow:
-    """An Arrow file, memory-mapped, read as the stream that it holds too."""
+    """An Arrow file, memory-mapped; read as the Arrow stream that it contains, or is."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -207,7 +207,7 @@ class _Arrow:
             raise ValueError(f"it goes on behind its end at byte {self.read}, as files that were joined by `cat` do")
 
     def records(self, first: int, count: int) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows from `first` on, a few at a time."""
+        """Yield `count` rows from `first` on, a few at a time."""
         while count and first < self.rows:
             number = bisect_right(self.starts, first) - 1
             taken = min(BATCH, count, self.starts[number + 1] - first)
@@ -234,7 +234,7 @@ def _open(path: Path) -> _Parquet | _Arrow:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Make a context to read a table in: errors name it, and a process that works apart takes a limited memory."""
+    """Make a context in which to read a table: errors name it; in a process that `apart` started memory is limited."""
     try:
         with named_errors(path, f"is no whole {path.suffix[1:]} file", REMEDY), memory_beyond(path.stat().st_size):
             yield

@@ -38,7 +38,8 @@ MOST_MEMBERS = 2**16
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Cut a tar; the hash is of names, sizes and records. Raises UserError for a damaged tar."""
+    """Cut a tar into parts of conversations; the hash is of names, sizes and records. Raises UserError for a damaged
+    one."""
     digest, starts = hashlib.sha256(), []
     with named_errors(path, "is no whole tar", REMEDY), open_plain(path, REMEDY) as file:
         for _, sample in _samples(path, file, 0, size_of(file)):
@@ -66,7 +67,7 @@ def rows(part: PartSource) -> Iterator[Row]:
 
 
 def _samples(path: Path, file: BufferedReader, start: int, end: int) -> Iterator[tuple[str, list[Member]]]:
-    """Yield key and members of each conversation whose headers are in [start, end)."""
+    """Yield key (name up to the first dot) and members of each conversation with headers at bytes [start, end)."""
     found = takewhile(lambda member: member.offset < end, members(file, size_of(file), start))
     content = (_linked(path, file, member) for member in found if member.is_file or _is_link(member))
     for key, group in groupby(content, key=lambda member: _key(member.name)):
@@ -133,7 +134,7 @@ def _row(file: BufferedReader, number: int, key: str, sample: list[Member]) -> R
 
 
 def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
-    """Return the record, with the images, videos and sounds of its key if it names none."""
+    """Return a JSON record; one that names no media gets those among `names`, the files of its conversation."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -152,8 +153,8 @@ def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
 
 
 def _names_its_own(record: dict[str, Any]) -> bool:
-    """Return whether a record names images, videos or sounds; img2dataset's `url`, from which one was fetched, does
-    not."""
+    """Return whether a record names images, videos or sounds; img2dataset's `url`, an image's origin, does not
+    count."""
     turns = [record.get("conversations"), record.get("messages")]
     return any(record.get(name) for name in FIELDS) or NAMED.search(json.dumps(turns)) is not None
 

@@ -32,13 +32,13 @@ class FilmReader(InputReader):
     modality = FILM
 
     def require(self) -> None:
-        """Raise UserError where videos of the dataset cannot be read."""
+        """Raise UserError naming what to install if the dataset has video files and no decoder is installed."""
         if self.data.manifest.get("video_files"):
             require_decoder(str(self.data.folder))
 
     @property
     def rule(self) -> FilmRule:
-        """Rule that says which frames are seen."""
+        """Rule of the dataset for its videos: how many frames are seen, the side of their tiles, and tokens."""
         rule = self.data.further_rules[FILM]
         assert isinstance(rule, FilmRule)
         return rule
@@ -71,7 +71,7 @@ class FilmReader(InputReader):
         return {"pixel_values_videos": pixels.unflatten(0, (-1, self.rule.frames))}
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Images:
-        """Return media that know the number of frames of each video."""
+        """Return a pack's videos without pixels: the number of frames of each."""
         return Images(self.pieces(samples))
 
     def pieces(self, samples: Sequence[Sample]) -> Pieces:
@@ -79,12 +79,12 @@ class FilmReader(InputReader):
         return tuple((one.item.units,) for one in self.inputs(samples))
 
     def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Images, list[Any]]:
-        """Return the videos that a rank encodes."""
+        """Return the media of a rank that encodes some videos (true in `encodes`), and these videos, to be decoded."""
         inputs = [one for one, mine in zip(self.inputs(samples), encodes, strict=True) if mine]
         return Images(pieces, tuple(encodes)), inputs
 
     def read(self, media: Media, inputs: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
-        """Return the media with uint8 pixels, and the statistics to normalise them."""
+        """Return the media with uint8 pixels and the statistics to normalise them, and errors by sample."""
         assert isinstance(media, Images)
         shape = (self.side, self.side, 3)
         tiles, broken = read_each(

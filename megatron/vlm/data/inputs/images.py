@@ -42,7 +42,7 @@ class ImageReader(InputReader):
     modality = VISION
 
     def require(self) -> None:
-        """Raise UserError where videos of the dataset cannot be read."""
+        """Raise UserError naming what to install if the dataset has video files and no decoder is installed."""
         if self.data.manifest.get("video_files"):
             require_decoder(str(self.data.folder))
 
@@ -68,7 +68,7 @@ class ImageReader(InputReader):
         return normalise(torch.from_numpy(self.decode(sample, item)), self.data.normalization)
 
     def decode_all(self, sample: Sample) -> NDArray[np.uint8]:
-        """Decode all images of a sample; if one is a video, all have its dimensions."""
+        """Decode a sample's images: uint8 [tiles, side, side, 3]; [tiles, FRAMES, side, side, 3] if one is a video."""
         nothing = np.zeros((0, self.side, self.side, 3), dtype=np.uint8)
         return join_tiles([nothing, *(self.decode(sample, image) for image in sample.images)])
 
@@ -77,8 +77,8 @@ class ImageReader(InputReader):
         return {"pixel_values": pixels_of(sample), "images": tuple(sample.images)}
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Images:
-        """Return where runs of image tokens start; at native resolution grids, seconds between a video's steps, and its
-        turns with its own sound; if tiles are joined, which feature each image token is."""
+        """Return a pack's images without pixels: starts of runs of image tokens; at native resolution grids, seconds
+        between a video's steps, turns with its own sound; if tiles are joined, which feature each image token is."""
         rule, seen = self.data.rule, [pair for pair in zip(begins, samples, strict=False) if pair[1].tiles]
         starts = [begin + one for begin, sample in seen if rule.needs_image_starts for one in sample.image_starts]
         images = [image for _, sample in seen if rule.native for image in sample.images]
@@ -98,11 +98,11 @@ class ImageReader(InputReader):
         return order_tensors((image.tiles * each, order) for image, order in pairs)
 
     def inputs(self, samples: Sequence[Sample]) -> list[Shown]:
-        """Return all images of samples."""
+        """Return all images of samples, each with all of its tiles."""
         return [Shown(sample, image) for sample in samples if sample.tiles for image in sample.images]
 
     def read(self, media: Media, inputs: Sequence[Shown], decodes: bool = True) -> tuple[Media, Broken]:
-        """Return the media with uint8 pixels, and the statistics to normalise them."""
+        """Return the media with uint8 pixels and the statistics to normalise them, and errors by sample."""
         pixels, broken = self._tiles(inputs, decodes)
         assert isinstance(media, Images)
         return replace(media, values=pixels, statistics=self.data.normalization), broken
@@ -128,7 +128,8 @@ class ImageReader(InputReader):
         return tuple((size,) for one in self.inputs(samples) for size in self._pieces(one.image))
 
     def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Images, list[Shown]]:
-        """Return the tiles that a rank encodes."""
+        """Return the media of a rank that encodes some pieces (true in `encodes`), and these images, with their
+        tiles."""
         here, shown, grids = iter(encodes), list[Shown](), list[tuple[int, int, int]]()
         for one in self.inputs(samples):
             sizes = self._pieces(one.image)
@@ -139,7 +140,7 @@ class ImageReader(InputReader):
         return Images(pieces=pieces, encodes=tuple(encodes), grids=tuple(grids)), shown
 
     def _pieces(self, image: TiledImage) -> list[int]:
-        """Return tiles or patches of each part of an image that is encoded on one rank."""
+        """Return the number of tiles or patches of each piece of an image; one rank encodes a piece whole."""
         return [n * rows * columns for n, rows, columns in image.grids] if self.data.rule.native else [1] * image.tiles
 
 
@@ -153,7 +154,7 @@ def pixels_of(sample: Sample) -> Tensor:
 
 
 def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:
-    """Return the patches of a video file, or of a list of frame files."""
+    """Decode a video file, or a list of frame files, to patches: uint8 [tiles, FRAMES, size, size, 3]."""
     assert video.film is not None
     if files := video.film.files:
         crcs = video.crcs or (None,) * len(files)
@@ -164,7 +165,7 @@ def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArra
 
 
 def order_tensors(images: Iterable[tuple[int, FeatureOrder]]) -> dict[str, Any]:
-    """Return `joined_orders` of images as fields of `Images`."""
+    """Return the fields of `Images` that say which feature each token shows, from (features, order) of each image."""
     order = joined_orders(images)
     found: dict[str, Any] = {"sources": torch.from_numpy(order.sources)}
     return found if order.weights is None else found | {"weights": torch.from_numpy(order.weights)}

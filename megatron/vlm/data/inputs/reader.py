@@ -22,7 +22,7 @@ Broken = Mapping[int, str]
 
 
 class Input(NamedTuple):
-    """A sound, or another input, of a pack."""
+    """An input of a pack, such as a sound, with its sample."""
 
     sample: Sample
     item: Any
@@ -82,21 +82,21 @@ class InputReader(ABC):
         """
 
     def inputs(self, samples: Sequence[Sample]) -> list[Any]:
-        """List the images or sounds of these samples, to be decoded."""
+        """List the images or sounds of these samples, not decoded yet."""
         return [Input(sample, item) for sample in samples for item in sample.items(self.modality)]
 
     @abstractmethod
     def read(self, media: Media, inputs: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
-        """Decode these inputs: return the media with their values, on the host. Unless `decodes`, values are a meta
-        tensor of the same shape."""
+        """Decode these inputs: return the media with their values, on the host, and errors by sample. Unless `decodes`,
+        values are a meta tensor of the same shape."""
 
     @abstractmethod
     def pieces(self, samples: Sequence[Sample]) -> Pieces:
-        """Divide the inputs of a pack that several ranks encode into pieces, which a rank encodes whole."""
+        """Divide a pack's inputs into pieces, each encoded whole by one rank: return their sizes (tiles, frames)."""
 
     @abstractmethod
     def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Media, list[Any]]:
-        """Return the media of a rank that encodes some of these pieces, without values, and the inputs to decode."""
+        """Return the media of a rank that encodes the pieces true in `encodes`, without values; and its inputs."""
 
 
 class RowReader(InputReader):
@@ -119,7 +119,7 @@ class RowReader(InputReader):
         return torch.cat([torch.zeros(0, self.width), *found])
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:
-        """Return media that know the number of rows of each input."""
+        """Return a pack's inputs without values: the number of rows of each."""
         return Media(self.pieces(samples))
 
     def read(self, media: Media, inputs: Sequence[Input], decodes: bool = True) -> tuple[Media, Broken]:
@@ -132,12 +132,12 @@ class RowReader(InputReader):
         return replace(media, values=torch.cat(read)), broken
 
     def pieces(self, samples: Sequence[Sample]) -> Pieces:
-        """Return the number of rows of each input of each sample; () if there are none."""
+        """Return the number of rows of each input, a piece for each sample; () if there are no inputs."""
         found = tuple(tuple(item.units for item in sample.items(self.modality)) for sample in samples)
         return found if any(found) else ()
 
     def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Media, list[Input]]:
-        """Return media of all pieces, of which this rank encodes some, and these inputs, to be decoded."""
+        """Return the media of a rank that encodes the samples true in `encodes`; and their inputs, to be decoded."""
         return Media(pieces, tuple(encodes)), self.inputs([*compress(samples, encodes)])
 
 
@@ -147,7 +147,8 @@ def decoded(
     inputs: Mapping[Size, Sequence[Any]],
     decodes: bool = True,
 ) -> dict[str, Any]:
-    """Decode the inputs of each size: return `media` with their values, and `broken`, as fields of a `Microbatch`."""
+    """Decode the inputs of each encoder, by `Size`: return `media` with values and `broken`, fields of a
+    `Microbatch`."""
     found, broken = dict(media), dict[int, str]()
     for size, some in inputs.items():
         found[size], faults = readers[size].read(found[size], some, decodes)

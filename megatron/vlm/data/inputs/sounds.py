@@ -19,7 +19,7 @@ class SoundReader(RowReader):
     modality = AUDIO
 
     def require(self) -> None:
-        """Raise UserError where sounds of the dataset cannot be read."""
+        """Raise UserError naming what to install if the dataset has sounds and packages that read them are missing."""
         if self.data.amounts[AUDIO].any():
             require_hearing(str(self.data.folder))
 

@@ -57,7 +57,7 @@ _JPEG_TAIL = 64  # some writers pad the file after the end marker
 
 
 def path_below_root(reference: str) -> str:
-    """Normalise an image's path relative to the image root. Symbolic layers below the root are followed.
+    """Normalise an image's path relative to the image root. Symbolic links below the root are followed.
 
     Raises `Rejected` (path_outside_root) if the path leads out of the root.
     """

@@ -18,7 +18,7 @@ SILENCE = 16000
 
 
 def log_mels(rule: SoundRule, wave: NDArray[np.float32]) -> Tensor:
-    """Return the log-mel frames of a waveform [samples] that is heard by a rule: fp32 [frames, mel bins]."""
+    """Return the log-mel frames of a waveform [samples], up to the rule's longest sound: fp32 [frames, mel bins]."""
     heard = torch.from_numpy(wave[: rule.heard(len(wave))])
     if rule.longest is not None:
         space = rule.longest * rule.rate - len(heard)

@@ -52,7 +52,7 @@ LOUDEST = 2.0**16
 
 
 def require_hearing(why: str) -> None:
-    """Raise UserError naming what to install where sounds cannot be read."""
+    """Raise UserError, "WHY: what to install", if packages that read sounds are missing or too old."""
     try:
         import soxr  # noqa: F401
         from av import Packet
@@ -127,7 +127,7 @@ def _container(file: BinaryIO) -> AbstractContextManager["InputContainer"]:
 
 
 def sound_stream(container: "InputContainer") -> "AudioStream":
-    """Return the sound of a file or video. Raises `Rejected` (no_audio, not_audio)."""
+    """Return the audio stream of an opened file or video. Raises `Rejected` (no_audio, not_audio) if none is usable."""
     from av.audio.stream import AudioStream
 
     stream = container.streams.best("audio")
@@ -151,7 +151,7 @@ class _Scan:
 
 
 def _scanned(container: "InputContainer") -> _Scan:
-    """Read all packets, and decode the last one, which may be cut."""
+    """Measure a sound by its packets, without decoding; of FLAC the last one is decoded, to see whether it is cut."""
     stream, container_name = sound_stream(container), container.format.name
     ticks, trimmed, sizes, corrupt, last, has_trims = 0, 0, [0], False, None, False
     for number, packet in enumerate(container.demux(stream)):
@@ -214,7 +214,7 @@ def _joined(parts: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 def _blocks(waves: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-    """Yield the same samples in arrays of at least `BLOCK`, and what is left."""
+    """Yield the same samples in arrays of at least `BLOCK` samples, and one of what is left."""
     held, samples = list[NDArray[np.float32]](), 0
     for wave in waves:
         held.append(wave)

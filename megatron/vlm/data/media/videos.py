@@ -64,7 +64,7 @@ class VideoFacts(NamedTuple):
 
 
 def require_decoder(why: str) -> None:
-    """Raise UserError naming what to install where video files cannot be read."""
+    """Raise UserError, "WHY: what to install", if PyAV, which reads video files, is missing or too old."""
     try:
         from av import VideoFrame
     except ImportError as error:
@@ -244,7 +244,8 @@ def read_frames(
 
 
 def _rgb(frame: "VideoFrame", graphs: "dict[tuple[int, int, str], Graph]") -> NDArray[np.uint8]:
-    """Convert by FFmpeg's filter (PyAV's `to_ndarray` differs on 10-bit video), cached by frame size and format."""
+    """Convert to upright RGB by FFmpeg's filter (PyAV's differs on 10-bit video), kept in `graphs` by size and
+    format."""
     import av
 
     kind = frame.width, frame.height, frame.format.name

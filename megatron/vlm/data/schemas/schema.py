@@ -29,7 +29,7 @@ class Schema:
 
 
 def image_path(where: str, value: Any) -> str:
-    """Return a path below the root of media. Raises UserError if it is none, or has detours."""
+    """Return a path below the root of media. Raises UserError if it is none, or is not normalised."""
     path = text(where, value)
     try:
         if path_below_root(path) == path:
@@ -40,7 +40,7 @@ def image_path(where: str, value: Any) -> str:
 
 
 def place_check(where: str, value: Any) -> Any:
-    """Return [] for a file, else a `formats.rows.Place` inside the input file. Raises UserError if it is neither."""
+    """Return the value: [] for a file of its own, or a `Place` in the input file. Raises UserError if it is neither."""
     kind, *inside = listing(any_value, most=4)(where, value) or [None]
     if kind is not None:
         one_of("bytes", "base64", "cell")(f"{where}[0]", kind)
@@ -51,7 +51,7 @@ def place_check(where: str, value: Any) -> Any:
 
 
 def as_tuples(item: dict[str, Any], where: str) -> None:
-    """Make tuples of what JSON has as lists, and check the path of a file. Raises UserError naming `where`."""
+    """Turn lists in `item` to tuples, in place, and check the path of a file. Raises UserError naming `where`."""
     item |= {name: tuple(value) for name, value in item.items() if isinstance(value, list)}
     if not item.setdefault("place", ()):  # else the path is a name inside the input file
         image_path(f"{where}.path", item["path"])

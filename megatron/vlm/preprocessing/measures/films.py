@@ -13,7 +13,7 @@ from omnibal_ext.modalities.modality import FILM
 
 
 def film(line: LineMedia, reference: VideoReference) -> Film:
-    """Measure a video. Raises `Rejected`."""
+    """Measure a video: the frames that are seen, their tokens and CRC-32s. Raises `Rejected`."""
     rule = line.recipe.rules[FILM]
     assert isinstance(rule, FilmRule)
     found = located(line, reference)
@@ -31,11 +31,11 @@ def film(line: LineMedia, reference: VideoReference) -> Film:
 
 
 def rule_of(model: Architecture) -> FilmRule:
-    """Return which frames of a video a model with an encoder of them sees."""
+    """Return the rule that says which frames of a video are seen, for a model with a separate encoder of videos."""
     vision = FilmArchitecture.among(model.further).as_vit
     return FilmRule(vision.image_size, vision.tokens_per_tile)
 
 
 def rule_in(folder: Path, rule: FilmRule) -> tuple[FilmRule, str]:
-    """Return the rule, of which the folder's processor has to say nothing."""
+    """Return the rule as it is, and config.json as its origin: the folder's processor says nothing of it."""
     return rule, CONFIG

@@ -19,7 +19,7 @@ def located(line: LineMedia, reference: VideoReference) -> list[tuple[str, Path,
 
 
 def decode(file: Path, place: Place, numbers: Sequence[int]) -> None:
-    """Decode these frames of a video file. Raises `Rejected` (truncated_video)."""
+    """Decode frames of a video file, to check them. Raises `Rejected` (truncated_video)."""
     try:
         for _ in read_frames(file, place, numbers, strict=True):
             pass

@@ -24,7 +24,7 @@ MEASURES: Mapping[Kind, Callable[[LineMedia, Any], Measured]] = {
 
 @dataclass(frozen=True)
 class RuleReader:
-    """Origins of the `Rule` of a modality, for a model with an encoder of it."""
+    """How to find the `Rule` by which a model with an encoder of this modality reads inputs."""
 
     of_model: Callable[[Architecture], Rule]
     in_folder: Callable[[Path, Any], tuple[Rule, str]]

@@ -23,13 +23,13 @@ NO_NOISE = {"dither": 0.0, "padding_value": 0.0, "do_normalize": False}
 
 
 def sound(line: LineMedia, reference: str) -> Sound:
-    """Measure a sound. Raises `Rejected`."""
+    """Measure a sound: samples, mel frames, tokens, CRC-32. Raises `Rejected`."""
     path, file, place = line.found(reference, "audio")
     return sound_of(line, path, file, place, "audio")
 
 
 def sound_of(line: LineMedia, path: str, file: Path, place: Place, what: str) -> Sound:
-    """Measure the sound of a file, or (`what`: "video") of a video."""
+    """Measure the sound of a file, or (`what`: "video") of a video; see `sound`."""
     rule = line.recipe.rules[AUDIO]
     assert isinstance(rule, SoundRule)
     samples = line.once(sound_length, file, place, rule.rate, line.recipe.decode_images)
@@ -39,7 +39,7 @@ def sound_of(line: LineMedia, path: str, file: Path, place: Place, what: str) ->
 
 
 def rule_of(model: Architecture) -> SoundRule:
-    """Return the rule by which a model that hears does."""
+    """Return the rule by which a model hears sounds: sample rate, mel frames, seconds."""
     return SOUND_RULES[model.prompt.image_markup](AudioArchitecture.among(model.further))
 
 
