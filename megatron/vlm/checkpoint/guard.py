@@ -48,7 +48,7 @@ Describe = Callable[[], Mapping[str, Any]]
 
 
 class Exports(Protocol):
-    """Exports every save in a background process of the first rank."""
+    """Exports every save, in a background process of the first rank, to Hugging Face's format."""
 
     def export(self, save: Path) -> None:
         """Start to export a complete save."""

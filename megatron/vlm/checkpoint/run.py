@@ -115,7 +115,7 @@ def _content(folder: str) -> str:
 
 
 def _check_expert_ranks(saved: int, now: int) -> None:
-    """Refuse another expert-parallel size: core keeps the state of experts in a separate optimizer."""
+    """Raise UserError for another expert-parallel size: core keeps the state of experts in a separate optimizer."""
     if saved != now:
         raise UserError(
             f"--expert-model-parallel-size {now}, but the optimizer's state was saved with {saved}; use that size, "
@@ -139,7 +139,7 @@ def _optimizer(args: Namespace) -> dict[str, Any]:
 
 
 def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Refuse another optimizer; `saved`: None if no state was saved, empty in saves of versions that lack it."""
+    """Raise UserError for another optimizer; `saved`: None if no state was saved, empty in saves of older versions."""
     remedy = f"load the weights alone: --no-load-optim{BEHIND}"
     if saved is None:
         raise UserError(
@@ -159,7 +159,7 @@ def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) ->
 
 
 def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
-    """Return what decides the buckets of the distributed optimizer's state (core's "dp_reshardable"); None: no such."""
+    """Return what decides the distributed optimizer's buckets of state (core's "dp_reshardable"); None without one."""
     if not args.use_distributed_optimizer:
         return None
     largest = args.ddp_bucket_size or max(40_000_000, 1_000_000 * args.data_parallel_size)  # as core's DDP

@@ -100,7 +100,7 @@ def _forget_contents() -> None:
 def _read_once(refusals: list[UserError]) -> Callable[..., Metadata]:
     """Return FileSystemReader.read_metadata for one load: all readers of a save get what the first one read.
 
-    `refusals` is given the refused ones: torch hides them behind errors of its own.
+    Errors of refused tables are added to `refusals`: torch hides them behind errors of its own.
     """
     read: dict[Path, Metadata] = {}
 

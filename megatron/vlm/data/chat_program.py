@@ -43,8 +43,7 @@ class ChatProgram:
     def run(
         self, messages: Sequence[Message], tools: Sequence[str], parts: Collection[str] = (), **variables: Any
     ) -> str:
-        """Write the text of a conversation; marks: `TAG` where a `{% generation %}` begins or ends, `DATE` for the
-        date.
+        """Write a conversation; `TAG` marks where a `{% generation %}` begins or ends, `DATE` stands for a date.
 
         `tools`: JSON texts. `parts`: roles whose contents the template gets as lists; questions that have parts are
         lists too. Raises `Rejected`: unsupported_field if the template refuses the conversation, costly_template if it

@@ -114,12 +114,12 @@ class ChatTemplate:
 
     @cached_property
     def pair(self) -> bool:
-        """Whether one question and its answer is all that it writes."""
+        """Whether it writes a single question with its answer only, and no longer conversation."""
         return self.text(SEVERAL) is None and self.text((TOLD, *SEVERAL)) is None
 
     @cached_property
     def has_tools(self) -> bool:
-        """Whether it writes tools, calls and results."""
+        """Whether it has a form for tools, tool calls and their results."""
         text = self.text(CALLING, (LOOK,)) or ""
         return "Sees" in text and "Zürich" in text
 
@@ -130,7 +130,7 @@ class ChatTemplate:
 
     @cached_property
     def has_reasoning(self) -> bool:
-        """Whether it writes reasoning."""
+        """Whether it has a form for the reasoning before an answer."""
         thought = (QUESTION[0], Message(ASSISTANT, "A cat.", reasoning="It purrs."))
         return "It purrs." in (self.text(thought) or "")
 
@@ -176,14 +176,14 @@ class ChatTemplate:
 
     @cached_property
     def ending(self) -> str:
-        """Token behind an answer; "" if there is none."""
+        """Special token that it writes behind an answer; "" if there is none."""
         text = next(filter(None, map(self.text, CHATS)), "")
         behind = text.partition(QUESTION[1].words)[2].lstrip()
         return max((token for token in self.tokens if behind.startswith(token)), key=len, default="")
 
     @property
     def end_of_turn(self) -> str:
-        """Token at which a reply stops."""
+        """Token at which a reply stops: `ending`, or else the tokenizer's end of sequence."""
         return self.ending or self._eos
 
     @property

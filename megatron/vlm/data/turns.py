@@ -52,5 +52,5 @@ class Message:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts of the message that will be written."""
+        """All texts of the message that will be written: words, reasoning, names and arguments of calls."""
         return (self.words, self.reasoning or "", *(text for call in self.calls for text in call.texts))

@@ -70,20 +70,20 @@ class AdaptedLayer:
         return self.matrix.fused // len(self.theirs)
 
     def shapes(self, rank: int) -> dict[str, tuple[int, int]]:
-        """Return the full shapes of a and b, by name in our checkpoints."""
+        """Return the full shapes of the LoRA factors a and b, by name in our checkpoints."""
         a, b = (self.matrix.fused * rank, self.matrix.columns), (self.matrix.rows, rank)
         return {f"{self.adapter_name}.a": a, f"{self.adapter_name}.b": b}
 
     def split(self, a: Tensor, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Split our a and b into A and B by Hugging Face layer, without the padding for tensor parallelism."""
+        """Split our LoRA factors into A and B by Hugging Face layer, without the padding for tensor parallelism."""
         a, b = a[:, : self.matrix.columns], b[: self.matrix.rows]
         b = b if self.rank_factor == 1 else wide(b, self._mask(b))
         both = zip(a.chunk(len(self.theirs)), split(self.form, b, self.scope), strict=True)
         return dict(zip(self.theirs, both, strict=True))
 
     def join(self, theirs: Mapping[str, tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
-        """Join A and B by Hugging Face layer to our a and b; missing layers are 0. Raises UserError for another
-        rank."""
+        """Join A and B by Hugging Face layer to our LoRA factors a and b; layers that are missing are 0. Raises
+        UserError for another rank."""
         rows = [len(part) for part in split(self.form, torch.empty(self.matrix.rows, 1, device="meta"), self.scope)]
         pairs = []
         for name, count in zip(self.theirs, rows, strict=True):

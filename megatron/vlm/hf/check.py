@@ -59,7 +59,7 @@ def check_possible(theirs: Path, with_adapters: bool = False) -> None:
 
 @dataclass(frozen=True)
 class LogitDifference:
-    """Largest differences of logits, over max(1, largest logit)."""
+    """Largest differences of logits, divided by max(1, largest logit)."""
 
     difference: float
     """Difference between our model on one pack and transformers' on each sample."""
@@ -162,7 +162,7 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
 
 
 def _with_further(batch: Microbatch, samples: list[CheckSample], architecture: Architecture) -> Microbatch:
-    """Add the samples' inputs beyond images to the batch."""
+    """Add the samples' inputs beyond images, such as sounds, to the batch."""
     assert batch.input_ids is not None
     media = dict(batch.media)
     for size, token in architecture.prompt.further_token_ids.items():

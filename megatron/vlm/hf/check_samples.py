@@ -156,7 +156,7 @@ def _of_tiles(
 def _at_native_resolution(
     native: NativeResolution, size: int, sides: tuple[Sides, ...], tokens: Tokens, generator: torch.Generator
 ) -> CheckSample:
-    """Draw a sample with three squares of patches for every tile of `sides`."""
+    """Draw a sample with images of these `sides` in tiles: a tile's side has three squares of patches."""
     squares = [(max(1, round(3 * width)), max(1, round(3 * height))) for width, height in sides]
     grids = tuple((1, rows * native.merge, columns * native.merge) for columns, rows in squares)
     counts = [columns * rows for columns, rows in squares]

@@ -44,7 +44,7 @@ def write_release(
 ) -> None:
     """Write a checkpoint of the weights in `shapes` (meta tensors); `make(name)` gives each one when it is written.
 
-    `run` is recorded as what the checkpoint says of its run.
+    `run`: what integrity.json records of the run, such as adapters.
     """
     release = folder / RELEASE
     release.mkdir(parents=True)

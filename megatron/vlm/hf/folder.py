@@ -43,7 +43,7 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """Size on disk."""
+        """Size on disk in bytes."""
         return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
 
 

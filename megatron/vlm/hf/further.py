@@ -25,7 +25,7 @@ class Further:
     """Turns a sample's inputs, each [units, *shape], into arguments of transformers' model; none: {}."""
 
     def random(self, model: Architecture, number: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw the inputs of a random sample."""
+        """Draw the inputs of random sample `number`."""
         return tuple(torch.randn(count, *self.shape(model), generator=generator) for count in self.units[number])
 
 

@@ -295,7 +295,7 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
 
 
 def _check_marks(messages: Sequence[Message], mark: str, given: int) -> None:
-    """Check that marks are in user and tool messages only, one for each image or video."""
+    """Raise `Rejected` unless marks are in user and tool messages only, one for each image, video or sound."""
     seen = sum(message.words.count(mark) for message in messages if message.role in (USER, TOOL))
     everywhere = sum(text.count(mark) for message in messages for text in message.texts)
     if not seen == everywhere == given:

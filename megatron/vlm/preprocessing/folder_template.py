@@ -46,7 +46,7 @@ def folder_template(folder: Path, markup: ImageMarkup | None = None) -> tuple[st
     Ours is taken if it writes the same, for a model's `markup` also where questions have images as parts.
 
     Raises UserError naming the file if it is damaged, its program writes no conversations, or takes more time or memory
-    than a file of others may.
+    than is allowed.
     """
     files = [folder / name for name in TEMPLATE_FILES if template_source(folder / name)]
     if not files:

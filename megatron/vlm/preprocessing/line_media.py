@@ -76,7 +76,7 @@ class LineMedia:
 
 def written_as(root: Path, path: str, what: str, is_url: bool) -> str:
     """Return `path` as the file below `root` is called: with letters composed or decomposed (NFC, NFD), or with %20 and
-    the like decoded. A path that no such file has is returned as it is.
+    the like decoded. If there is no such file, it is returned as it is.
 
     Raises `Rejected` (missing_image; `what` in place of image) if only the decoded path exists, and it is no URL.
     """

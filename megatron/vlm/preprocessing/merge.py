@@ -49,7 +49,7 @@ def take_sizes(columns: dict[str, NDArray[Any]]) -> Sizes:
 
 @dataclass(slots=True)
 class _Joined:
-    """What is collected from parts besides the columns."""
+    """What merging collects of all parts: sizes of samples, counts, input files, rejects."""
 
     columns: dict[str, list[NDArray[Any]]]
     """Name `of_samples` -> each part's array."""

@@ -100,7 +100,7 @@ def with_pixels(choices: dict[str, FlagValue], most: int | None) -> dict[str, Fl
 
 
 def with_video(choices: dict[str, FlagValue], flags: Mapping[str, Any]) -> dict[str, FlagValue]:
-    """Return the settings with the video rule changed by flags. Raises UserError if it is none, or ignores a field."""
+    """Return the settings, the video rule changed by flags. Raises UserError if there is none, or it ignores one."""
     if not flags:
         return choices
     if "video" not in choices:

@@ -35,5 +35,5 @@ class Recipe:
 
     @property
     def rules(self) -> dict[Modality, Rule]:
-        """`further` by modality."""
+        """Rules by which sounds and separately encoded videos are read, by modality."""
         return {rule.modality: rule for rule in self.further}

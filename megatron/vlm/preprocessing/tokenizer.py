@@ -40,7 +40,7 @@ class TokenizedText(NamedTuple):
 
     @classmethod
     def of(cls, ids: Sequence[int], ranges: Sequence[tuple[int, int]]) -> "TokenizedText":
-        """Join ids and their (start, end)."""
+        """Make it of ids and their character ranges (start, end)."""
         bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
         return cls(np.array(ids, dtype=np.int32), bounds[:, 0], bounds[:, 1])
 
@@ -175,7 +175,7 @@ def _vocabulary_hash(pieces: Iterable[tuple[str, int]]) -> str:
 def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
     """Open a tokenizer file and make sure that each of `special_tokens` is one id.
 
-    Raises `UserError` if the file is missing or is no tokenizer, or takes more than a file of others may.
+    Raises `UserError` if the file is missing or is no tokenizer, or takes more time or memory than is allowed.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; --tokenizer-model is a sentencepiece .model or a tokenizer.json")
@@ -226,7 +226,7 @@ def _decoder(folder: Path) -> dict[str, Any]:
 
 
 def _ends(folder: Path) -> frozenset[str]:
-    """Return bos, eos and pad tokens of a folder."""
+    """Return the texts of bos, eos and pad tokens in a folder's tokenizer_config.json."""
     config = read_neighbour(folder, CONFIG)
     tokens = (token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
     return frozenset(token for token in tokens if token.strip())

@@ -98,8 +98,8 @@ def judge_labels(pieces: Sequence[Piece], labels: Tensor, wanted: Sequence[Ids])
 
 
 def judge_positions(pieces: Sequence[Piece], given: Tensor, wanted: Sequence[Tensor]) -> Iterable[Finding]:
-    """Yield samples whose positions in a batch, `given` [axes, B, T], are not those alone, `wanted` [axes, T] each; all
-    of a sample may be shifted alike, as rotations read differences alone."""
+    """Yield samples whose positions in a batch, `given` [axes, B, T], are not those that they have alone, `wanted`
+    [axes, T] each; one shift of an entire sample is allowed, as rotations read differences alone."""
     for piece in pieces:
         positions = given[:, piece.row, piece.columns]
         if _are_shifted(positions, wanted[piece.sample][:, piece.own]):

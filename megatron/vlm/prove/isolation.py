@@ -69,7 +69,7 @@ def _joined(collator: Callable[[list[Any]], Batch], samples: Sequence[Batch]) ->
 
 
 def _tensors(sample: Batch) -> dict[str, Tensor]:
-    """Return a sample's fields as its model's processor makes them, those along tokens [T]."""
+    """Return a sample's fields as tensors, those along tokens as [T]. Raises UserError without input_ids or labels."""
     given = {key: value for key, value in sample.items() if value is not None}
     found = tried(lambda: {key: torch.as_tensor(value) for key, value in given.items()}, "a sample's fields")
     if not {"input_ids", "labels"} <= found.keys():

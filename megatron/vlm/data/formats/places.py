@@ -24,7 +24,7 @@ def read_place(path: Path, place: Place) -> bytes:
 
 
 def embedded(reference: str, row: Row) -> Place | None:
-    """Return where the base64 of a `data:` URL lies in its row's file; None if it is not there as it is, or is none."""
+    """Return where the base64 of a `data:` URL lies in its row's file; None if there is none, or it is escaped."""
     payload = reference.partition(";base64,")[2].encode()
     start = row.record.find(payload) if payload and isinstance(row.record, bytes) else -1
     return None if start < 0 else ("base64", row.offset + start, len(payload))

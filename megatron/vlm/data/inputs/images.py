@@ -109,7 +109,7 @@ class ImageReader(InputReader):
 
     def _tiles(self, shown: Sequence[Shown], decodes: bool) -> tuple[Tensor, Broken]:
         """Read uint8 [tiles, side, side, 3], with videos [tiles, FRAMES, side, side, 3]; and name images that cannot be
-        read, whose tiles are black. Unless `decodes`, and without tiles, it is a meta tensor."""
+        read, whose tiles are black. Unless `decodes`, or if there are no tiles, it is a meta tensor."""
         side = self.side
         if not decodes or not shown:
             frames = (FRAMES,) if any(image.film for _, image, _ in shown) else ()
@@ -124,7 +124,7 @@ class ImageReader(InputReader):
         return torch.from_numpy(join_tiles(tiles)), broken
 
     def pieces(self, samples: Sequence[Sample]) -> Pieces:
-        """Return a piece for each tile, or at native resolution the patches of an image or of a video's step."""
+        """Return sizes of pieces: a tile each, or at native resolution the patches of an image or of a video's step."""
         return tuple((size,) for one in self.inputs(samples) for size in self._pieces(one.image))
 
     def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Images, list[Shown]]:

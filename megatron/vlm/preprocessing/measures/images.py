@@ -18,7 +18,7 @@ from omnibal_ext.modalities.vision.tiling import TiledImage, VideoFrames
 
 
 def image(line: LineMedia, reference: str) -> ImageFile:
-    """Measure an image: size and CRC-32; a large one by its header, to be decoded later. Raises `Rejected`."""
+    """Measure an image: size and CRC-32; by its header alone if that is enough, or it is large. Raises `Rejected`."""
     path, file, place = line.found(reference, "image")
     return ImageFile(path, line.size(file, place), place, line.crcs([file], place, "image"))
 
