@@ -122,7 +122,7 @@ class Checkpoints:
 
     @property
     def exist(self) -> bool:
-        """Whether there is a tracker or a sealed save."""
+        """Whether there is a tracker or a complete save."""
         return self.tracked is not None or any((save.path / INTEGRITY).is_file() for save in self.saves())
 
     @property

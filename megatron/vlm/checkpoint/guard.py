@@ -121,7 +121,7 @@ class Saving:
         self._finalize(blocking, terminate)
 
     def write(self, state: Any, path: str, *arguments: Any, **named: Any) -> Any:
-        """Write and seal a state in place of `dist_checkpointing.save`, or return the request that will do both."""
+        """Write and seal a state in place of `dist_checkpointing.save`; or return the request that does both later."""
         run = on_first_rank(lambda: dict(self.describe()))
         drop_copies(state)
         request = self._write(state, path, *arguments, **named)
@@ -147,7 +147,7 @@ class Saving:
 
 @contextlib.contextmanager
 def _tracker_left_alone() -> Iterator[None]:
-    """Keep Megatron from writing the tracker: `Saving` does, when the save is sealed, in one step."""
+    """Make a context in which Megatron does not write the tracker: `Saving` does in one step, for sealed saves."""
     name_of = checkpointing.get_checkpoint_tracker_filename
     checkpointing.get_checkpoint_tracker_filename = lambda _: os.devnull
     try:

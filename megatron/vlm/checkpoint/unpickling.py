@@ -22,7 +22,7 @@ _STOP = pickle.STOP[0]
 
 
 def unpickle(data: bytes) -> Any:
-    """Return the table of contents in a pickle. Raises UnpicklingError for any other, and for a damaged one."""
+    """Read a save's table of contents, without running code. Raises UnpicklingError for other or damaged pickles."""
     return _Machine(data).run()
 
 

@@ -19,12 +19,12 @@ Where = Mapping[str, str | None]
 
 
 def where_is(file: InputFile) -> Where:
-    """Return where an input file and its images lie now."""
+    """Return the absolute paths of an input file and of the root of its images."""
     return {"path": str(file.path.resolve()), "image_root": str(file.root.resolve()) if file.root else None}
 
 
 def sources_now(folder: Path, sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sources of a manifest with the paths of moved.json, if there is one. Raises UserError if it is
+    """Return a manifest's sources with the paths of moved.json, if there is one. Raises UserError if that is
     damaged."""
     path = folder / FILE
     if not path.exists():

@@ -88,7 +88,7 @@ class RejectCount:
         return count
 
     def add(self, rejections: Sequence[dict[str, Any]]) -> None:
-        """Count lines of `rejected.jsonl`."""
+        """Count rejected lines, as `rejected.jsonl` has them."""
         self.by_reason.update(row["reason"] for row in rejections)
         if rejections and self._first is None:
             self._first = rejections[0]

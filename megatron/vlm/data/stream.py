@@ -220,8 +220,7 @@ class StreamSteps:
     def _send(
         self, own: list[Mapping[str, Tensor]], phase: str, home: Ints, target: Ints, rows: Mapping[str, Ints]
     ) -> dict[str, Tensor]:
-        """Send samples from `home` to their rank in a phase, `target`; return tensors of those that arrive.
-        Collective."""
+        """Send samples from `home` to `target`, their ranks in a phase; return tensors of what arrives. Collective."""
         found = {name: torch.cat([sample[name] for sample in own]) for name in INPUTS[phase] if name in own[0]}
         if np.array_equal(home, target):
             return found

@@ -68,8 +68,8 @@ class KeyMap:
 
     @classmethod
     def of(cls, folder: Path, stored: Mapping[str, Stored], absent: Mapping[str, str] | None = None) -> "KeyMap":
-        """Map the weights `stored` by the config.json of `folder`; `absent`: as in `WeightFolder`. Raises UserError
-        naming a missing weight, or one that the model does not have."""
+        """Map the weights `stored` in a folder to ours, as its config.json says; `absent`: as in `WeightFolder`. Raises
+        UserError naming a missing weight, or one that the model does not have."""
         architecture = read_architecture(folder)
         family = family_of(architecture)
         own = {table_name(name, family): name for name in stored}
@@ -102,8 +102,7 @@ class KeyMap:
         return _join(self.sources[ours], tensors)
 
     def split(self, ours: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Split our weight into Hugging Face's tensors (or chunks of them) by name, without tensor parallelism's
-        padding.
+        """Split our weight into Hugging Face's tensors (or chunks) by name, without padding for tensor parallelism.
 
         Raises UserError if the weight is smaller than the config.json says.
         """

@@ -210,7 +210,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_pairs(file: Path) -> dict[str, Pair]:
-    """Read A and B by layer name in peft's file. Raises UserError for any other tensor."""
+    """Read LoRA's A and B by layer name in peft's file. Raises UserError for any other tensor."""
     if not file.exists() and (pickled := file.with_suffix(".bin")).exists():
         raise UserError(f"{pickled}: is a pickle, which may run code and is not read; load and save it with peft")
     weights, halves = WeightFolder(file), dict[str, dict[str, str]]()

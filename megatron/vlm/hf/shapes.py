@@ -18,14 +18,14 @@ def weight_shape(ours: str, model: Architecture) -> Shape:
 
 @lru_cache(maxsize=16)
 def _cost_kinds(model: Architecture) -> dict[str, str]:
-    """Return the cost key of every layer, by its name in checkpoints, such as `vit_3`."""
+    """Return every layer's key in tables of costs, by its name in checkpoints, such as `vit_3`."""
     names = (name.replace(".", "_") for name in layer_names(model.chain))
     return dict(zip(names, model.cost_kinds, strict=True))
 
 
 @lru_cache(maxsize=16)
 def _shapes(name: str, model: Architecture) -> dict[str, Shape]:
-    """Return the shapes of all weights of a layer with this cost key."""
+    """Return the shapes of all weights of a layer, by their names in it; `name`: its key in tables of costs."""
     found = COUNTED[modality_of(name)].weights(model, chain_kind(name), name)
     for matrix in matrices_of(model).get(name, ()):
         found |= _matrix(matrix)

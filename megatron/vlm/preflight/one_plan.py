@@ -35,7 +35,7 @@ def one_plan(plan: Plan, args: Namespace) -> Iterator[None]:
 
 
 def hash_of(plan: Plan) -> str:
-    """Hash the fields of a plan that must be equal."""
+    """Hash the fields of a plan that must be equal on all ranks."""
     record = {name: value for name, value in plan.to_record().items() if name not in NOT_COMPARED}
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 

@@ -92,7 +92,7 @@ def checkpoint_bytes(args: Namespace, architecture: Architecture) -> int:
 
 
 def checkpoints_kept(args: Namespace, iteration: int) -> int:
-    """Return the most checkpoints on disk at once, of those still to be written."""
+    """Return how many checkpoints a run from `iteration` on has on disk at most, older ones not counted."""
     left = max(0, (args.train_iters or 0) - iteration)
     written = -(-left // args.save_interval)
     if not args.save_retain_interval:

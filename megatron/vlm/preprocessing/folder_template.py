@@ -60,7 +60,7 @@ def folder_template(folder: Path, markup: ImageMarkup | None = None) -> tuple[st
 def _chosen(
     folder: Path, files: Sequence[Path], known: Sequence[ChatTemplate], markup: ImageMarkup | None
 ) -> tuple[str, str]:
-    """Choose among `files`, which have templates, and `known` ones of ours; return what `folder_template` does."""
+    """Choose among `files` with templates and `known` ones of ours; return (name or path, name of the file)."""
     first = file_template(files[0], folder)
     own = {files[0]: first}
     for file in files[1:]:

@@ -86,7 +86,7 @@ def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
 
 
 def ready_part(job: PreprocessJob, number: int) -> PreparedPart:
-    """Read a part that was made; one that was damaged since, or is another's, is made again."""
+    """Read part `number` of a job; if its file is damaged, or another part's, make the part again."""
     try:
         return PreparedPart.load(job.part_path(number))
     except UserError as error:

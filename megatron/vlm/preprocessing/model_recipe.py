@@ -181,7 +181,7 @@ def model_folder(model: str) -> Path | None:
 
 
 def is_compatible(flag: str, given: Any, wanted: Any) -> bool:
-    """Say whether a value of a flag works for a model that needs `wanted`."""
+    """Return whether data made with a flag's value `given` fit a model that needs `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
         kinds = [TILINGS[rule].read_as for rule in (given, wanted) if rule in TILINGS]
         return len(kinds) == 2 and kinds[0] == kinds[1]

@@ -161,7 +161,7 @@ def merge_shards(job: PreprocessJob, max_rejects: int | None = None) -> dict[str
 
 
 def _finished(job: PreprocessJob, max_rejects: int | None) -> dict[str, Any] | None:
-    """Check a complete folder of this job by today's reject limit, remove its parts; return its manifest."""
+    """Return the manifest of this job's complete folder, if any, checked by today's reject limit; remove its parts."""
     manifest = job.finished()
     if manifest is not None:
         rejected = job.output / "rejected.jsonl"
@@ -210,7 +210,7 @@ def _prepare(job: PreprocessJob, shard: Shard, workers: int, max_rejects: int | 
 
 
 def _list_rejects(job: PreprocessJob) -> Path:
-    """Write the rejected lines of all ready parts to a file."""
+    """Write the rejected lines of all ready parts to a file; return its path."""
     path, missing = job.work / "rejected.jsonl", set(job.missing())
     ready = (number for number in range(len(job.sources)) if number not in missing)
     with replacing(path) as file:
@@ -257,7 +257,7 @@ def _measure_one(recipe: Recipe, source: PartSource, number: int) -> tuple[int, 
 
 
 def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of lines and rejections of a part, when its file is complete."""
+    """Prepare a part and write its file; return its number of lines and its rejections."""
     part = prepare_part(recipe, source)
     part.save(path)
     return source.lines, part.rejections()

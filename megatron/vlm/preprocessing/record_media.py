@@ -185,7 +185,8 @@ def _parts(turns: Sequence[Turn], kinds: Sequence[str]) -> Iterator[dict[str, An
 
 
 def _given(record: Mapping[str, Any], names: Sequence[str], parts: Sequence[Any], what: str) -> tuple[str, Any]:
-    """Return (field, value) of the field that names media, or the media of message `parts` (None: one without)."""
+    """Return (name, value) of the one field of `names` that a record has, or (description, media) of message `parts`,
+    of which None is one without. Raises `Rejected` if there are both."""
     given = {name: record[name] for name in names if record.get(name) not in (None, "", [])}
     named = [part for part in parts if part is not None]
     if len(given) > 1:

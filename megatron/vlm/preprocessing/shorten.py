@@ -80,7 +80,7 @@ class Content:
 
 
 def shorter(content: Content, methods: Sequence[str]) -> Iterator[tuple[str, Content]]:
-    """Yield (method, conversation), ever shorter, by one method after another."""
+    """Yield (method, conversation), ever shorter: each method goes on from the last result of the one before."""
     form = content
     for method in methods:
         start = form

@@ -37,8 +37,8 @@ class Ran(NamedTuple):
 
 
 def load(folder: Path, seed: int) -> Any:
-    """Load a folder's model in fp32, with random weights if it has none; of one larger than `WHOLE` only the first
-    layers, with random weights. Raises UserError if transformers cannot build it."""
+    """Load a folder's model in fp32, with random weights if it has none; of one with more than `WHOLE` weights only the
+    first layers, with random ones. Raises UserError if transformers cannot build it."""
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -201,8 +201,8 @@ class _Text:
             raise _FaultError("the file ends before what begins here", self.start)
 
     def _more(self) -> bool:
-        """Read on, as much as is left of the block: a long string is not searched again and again. False: the file has
-        ended."""
+        """Read on, as much as is left of the block: so a long string is not searched again and again. False: the
+        end."""
         more = self.file.read(max(_BLOCK, len(self.block) - self.at))
         self.block, self.offset, self.at = self.block[self.at :] + more, self.position, 0
         return bool(more)

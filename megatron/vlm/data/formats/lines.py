@@ -16,8 +16,7 @@ _BLOCK = 2**20
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Cut a file into parts of `rows_per_part` lines and hash it in one pass. Raises UserError for UTF-16 and
-    UTF-32."""
+    """Cut a file into parts of `rows_per_part` lines and hash it in one pass. Raises UserError if it is in UTF-16."""
     digest, ends = hashlib.sha256(), [0]
     position = lines = 0
     block = b""

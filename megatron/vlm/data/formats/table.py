@@ -135,7 +135,7 @@ class _Parquet:
         self.column = lru_cache(maxsize=2)(self._column)
 
     def check(self) -> None:
-        """Raise ValueError unless all rows are in groups, and all groups in the file before its end."""
+        """Raise ValueError unless its row groups have all rows, or if it is several files that were joined."""
         if self.starts[-1] != self.rows or any(end < start for start, end in pairwise(self.starts)):
             raise ValueError(f"it says {self.rows} rows, its groups have {self.starts[-1]}")
         with open_plain(self.path, REMEDY) as file:

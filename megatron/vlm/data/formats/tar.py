@@ -153,8 +153,7 @@ def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
 
 
 def _names_its_own(record: dict[str, Any]) -> bool:
-    """Return whether a record names images, videos or sounds; img2dataset's `url`, an image's origin, does not
-    count."""
+    """Return whether a record names images, videos or sounds; img2dataset's `url` of an image does not count."""
     turns = [record.get("conversations"), record.get("messages")]
     return any(record.get(name) for name in FIELDS) or NAMED.search(json.dumps(turns)) is not None
 

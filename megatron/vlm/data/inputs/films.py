@@ -84,7 +84,7 @@ class FilmReader(InputReader):
         return Images(pieces, tuple(encodes)), inputs
 
     def read(self, media: Media, inputs: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
-        """Return the media with uint8 pixels and the statistics to normalise them, and errors by sample."""
+        """Decode videos: return the media with uint8 pixels and statistics to normalise them; and errors by sample."""
         assert isinstance(media, Images)
         shape = (self.side, self.side, 3)
         tiles, broken = read_each(

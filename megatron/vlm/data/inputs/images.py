@@ -102,7 +102,7 @@ class ImageReader(InputReader):
         return [Shown(sample, image) for sample in samples if sample.tiles for image in sample.images]
 
     def read(self, media: Media, inputs: Sequence[Shown], decodes: bool = True) -> tuple[Media, Broken]:
-        """Return the media with uint8 pixels and the statistics to normalise them, and errors by sample."""
+        """Decode images: return the media with uint8 pixels and statistics to normalise them; and errors by sample."""
         pixels, broken = self._tiles(inputs, decodes)
         assert isinstance(media, Images)
         return replace(media, values=pixels, statistics=self.data.normalization), broken
@@ -128,8 +128,7 @@ class ImageReader(InputReader):
         return tuple((size,) for one in self.inputs(samples) for size in self._pieces(one.image))
 
     def share(self, samples: Sequence[Sample], pieces: Pieces, encodes: Sequence[bool]) -> tuple[Images, list[Shown]]:
-        """Return the media of a rank that encodes some pieces (true in `encodes`), and these images, with their
-        tiles."""
+        """Return the media of a rank that encodes some pieces (true in `encodes`), and their images and tiles."""
         here, shown, grids = iter(encodes), list[Shown](), list[tuple[int, int, int]]()
         for one in self.inputs(samples):
             sizes = self._pieces(one.image)

@@ -147,8 +147,7 @@ def decoded(
     inputs: Mapping[Size, Sequence[Any]],
     decodes: bool = True,
 ) -> dict[str, Any]:
-    """Decode the inputs of each encoder, by `Size`: return `media` with values and `broken`, fields of a
-    `Microbatch`."""
+    """Decode each encoder's inputs, by `Size`: return `media` with values and `broken`, fields of a `Microbatch`."""
     found, broken = dict(media), dict[int, str]()
     for size, some in inputs.items():
         found[size], faults = readers[size].read(found[size], some, decodes)
