@@ -59,7 +59,7 @@ def read_weight(reader: SaveReader, name: str, entry: TensorStorageMetadata) -> 
 
 @contextmanager
 def safe_unpickling(trust: bool) -> Iterator[None]:
-    """Keep torch's and Megatron's readers of checkpoints from running code, whatever the environment says.
+    """Make a context in which torch's and Megatron's readers of checkpoints run no code, whatever the environment says.
 
     With `trust` they run anything. Raises UserError for a refused file.
     """

@@ -58,8 +58,7 @@ def to_device(pack: Microbatch) -> Microbatch:
 
 
 def with_values(pack: Microbatch) -> Microbatch:
-    """Return the pack with what its encoders read: normalised pixels, mels. Collective over the tensor-parallel
-    group."""
+    """Return the pack with normalised pixels and mels for its encoders. Collective over the tensor-parallel group."""
     return replace(pack, media={size: one.arrived(_sent) for size, one in pack.media.items()})
 
 

@@ -111,7 +111,7 @@ class Parser(ArgumentParser):
 
 
 def _by_flag(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield each flag with its values."""
+    """Yield each flag of a command line with its values."""
     starts = [number for number, word in enumerate(words) if word.startswith("--") or number == 0]
     for start, end in pairwise([*starts, len(words)]):
         yield list(words[start:end])
@@ -164,8 +164,7 @@ def refused_values(
 
 
 def missing_needs(given: Namespace, args: Namespace, parser: Parser) -> list[str]:
-    """Return a line for each unmet need of `given` flags that are not defaults; `args`: all flags, not yet
-    validated."""
+    """Return a line for each unmet need of given flags that are not defaults; `args`: all flags, unvalidated."""
     changed = {name: value for name, value in vars(given).items() if not _same(value, parser.get_default(name))}
     return needs_missing(changed, args, NEEDS, parser.written)
 

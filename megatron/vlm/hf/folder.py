@@ -98,7 +98,7 @@ def write_weights(path: Path, stored: Mapping[str, Stored], tensors: Iterable[tu
 
 
 def write_index(folder: Path, stored: Mapping[str, Stored]) -> None:
-    """Write the index of several files; a single file needs none."""
+    """Write the index of weights in several files, name -> file; a single file needs none."""
     if len({entry.file for entry in stored.values()}) > 1:
         index = {
             "metadata": {"total_size": sum(entry.bytes for entry in stored.values())},

@@ -189,7 +189,8 @@ class PeftExtras:
         return times * adapters.alpha
 
     def merged(self, name: str, weight: Tensor, scale: float, family: Family) -> Tensor:
-        """Merge its adapters into an unused weight (its Hugging Face name) of a model of `family`."""
+        """Return an unused weight (`name` is Hugging Face's) of a model of `family`, its adapters merged if it has
+        some."""
         wanted = table_name(name, family)
         pair = next(
             (pair for stem, pair in self.unused.items() if f"{table_name(stem, family)}.weight" == wanted), None
