@@ -107,7 +107,10 @@ def run_tool(main: Callable[[], None]) -> None:
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turn errors in the block into messages and exit codes, as `run_tool` does; also missing optional packages."""
+    """Make a context that prints UserErrors, OSErrors about files and missing optional packages, and exits with code 2.
+
+    Signal n exits with code 128 + n. Other errors are raised.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

@@ -77,7 +77,10 @@ class Tower:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], chain: Sequence[str]) -> "Tower":
-        """Read the tower of a plan.json whose format was checked. In older plans `again` recomputes all of it."""
+        """Read a tower from `record`, the field `tower` of a checked plan.json; `chain` lists the kinds of all layers.
+
+        `again`, in older plans, recomputes each of its layers that can be. Raises UserError if it names a size twice.
+        """
         layers, recompute = record["links"], record.get("recompute", ())
         if record.get("again"):
             recompute = [layer for layer, kind in enumerate(chain[:layers]) if kind in RECOMPUTABLE_KINDS]

@@ -101,8 +101,10 @@ def _native_of(config: Any) -> NativeResolution:
 
 
 def _kinds(config: Any, ids: NDArray[Any], filmed: bool) -> NDArray[Any]:
-    """Return whether each token of a sample is of words, an image, a video or a sound. An image's token is a video's
-    between two marks, where both have one."""
+    """Return the kind of each token of a sample: WORD, IMAGE, VIDEO or SOUND, int64 [tokens].
+
+    Some models give images and videos one token: there, if `filmed`, it is a video's between a video's two marks.
+    """
     kinds = np.zeros(len(ids), np.int64)
     for token, kind in (("audio_token_id", SOUND), ("video_token_id", VIDEO), ("image_token_id", IMAGE)):
         kinds[ids == getattr(config, token, None)] = kind

@@ -257,7 +257,10 @@ def profile_settings(
 
 
 def replica_settings(flags: argparse.Namespace) -> dict[str, Any]:
-    """The profiler's setting for the ranks that share a replicated tower; none if the tower will be cut."""
+    """Return {"replica_ranks": number of ranks (tensor x pipeline) that have a copy of the tower}, for the profiler.
+
+    Empty if the tower is cut into stages (--tower cut), or there is one pipeline rank.
+    """
     tensor, pipeline = flags.tensor_model_parallel_size, flags.pipeline_model_parallel_size
     return {} if flags.tower == "cut" or pipeline == 1 else {"replica_ranks": tensor * pipeline}
 

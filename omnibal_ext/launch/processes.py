@@ -160,7 +160,10 @@ def run_ranks(
 
 
 def _end_ranks(agent: subprocess.Popen[str], number: int, grace: float | None) -> None:
-    """Forward a signal to the ranks and wait until the agent, their parent, has ended after them."""
+    """Send the ranks SIGINT for SIGINT, SIGTERM for any other signal; wait until the agent, their parent, has ended.
+
+    Waits `grace` seconds at most (None: no limit), then returns: the caller kills what is left.
+    """
     for repeated in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # Slurm may repeat signals
         signal.signal(repeated, signal.SIG_IGN)
     if forward(number, agent.pid):

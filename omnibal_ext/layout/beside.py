@@ -67,7 +67,10 @@ class TowerBeside:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Seconds of E and V: float64 [2, cases, ranks, microbatches], 0 where a rank encodes nothing."""
+        """Return seconds of the tower's forward and backward (E, V): float64 [2, cases, pipeline ranks, microbatches].
+
+        A case is an iteration of one data-parallel rank. 0 where a rank encodes nothing.
+        """
         found = part_seconds(self.costs, self.loads, self.tower)
         action = self.profile.action_seconds * self.is_needed
         return np.asarray((found + action)[:, :, None] * self.encodes)

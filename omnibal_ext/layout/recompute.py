@@ -45,7 +45,10 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
 
 
 def _counts_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
-    """Yield all numbers of layers to recompute whole, int64 [1, options] up to `most`, fewest layers first."""
+    """Yield how many layers of each kind to recompute whole, each combination up to `most`: int64 [1, options].
+
+    Fewest layers in total first; of equal totals, first what saves most bytes.
+    """
     options = np.flatnonzero(problem.columns.whole)
     saved = problem.tables.saved[options].tolist()
     numbers = product(*(range(count + 1) for count in most[0, options].tolist()))

@@ -162,7 +162,10 @@ def sweep(
 
 
 def _costs_of_patches(points: Sequence[Setting], profile_source: ProfileSource) -> PackCosts | None:
-    """Return the costs of packs by the profile of the first setting that has one; None if none has."""
+    """Return the costs by which packs of patches are balanced, from the profile of the first setting that has one.
+
+    None if `profile_source` raises UserError for all settings.
+    """
     for one in points:
         shape = one.tensor_model_parallel_size, one.data_parallel_size, one.expert_model_parallel_size
         with suppress(UserError):

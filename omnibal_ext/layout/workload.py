@@ -26,9 +26,9 @@ from omnibal_ext.sizes import Sizes
 
 
 def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iterations: int = 4) -> PackSizes:
-    """Return packs of iterations spread over epoch 0: sizes int64 [iterations, data-parallel ranks, microbatches].
+    """Return sizes of packs of iterations spread over epoch 0: int64 [iterations, data-parallel ranks, microbatches].
 
-    Raises UserError if the index was packed for another number of microbatches, or larger budgets than the profile's.
+    Raises UserError if `microbatches` does not divide the index's global batch, or a budget exceeds the profile's.
     """
     if index.global_batch % microbatches:
         raise UserError(

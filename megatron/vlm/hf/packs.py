@@ -123,7 +123,8 @@ def _check_dataset(data: ChatDataset, config: Any, packs: Packs) -> None:
 
 
 def _flags_to_drop(made: Mapping[str, Any], rule: TilingRule) -> str:
-    """Name the flags that limited the dataset's grids, to be dropped: the model chooses from all of its grids."""
+    """Return an error's advice to drop --max-tiles and --min-tiles, if these ruled out grids that the model may choose,
+    else ""."""
     is_limited = rule.grids and (made["min_tiles"] > 1 or made["max_tiles"] < max(map(prod, rule.grids)))
     return ", and without --max-tiles and --min-tiles: it chooses from all of its grids" if is_limited else ""
 

@@ -155,7 +155,7 @@ class PeftExtras:
     FIELDS, WEIGHTS = "peft.json", "peft.safetensors"
 
     def write(self, side: Path) -> None:
-        """Write into a checkpoint's `huggingface/` folder."""
+        """Write peft.json, and peft.safetensors of any unused weights, to `side`, a checkpoint's `huggingface/`."""
         fields = {"lora_dropout": self.dropout, "use_rslora": self.is_stabilized}
         write_text(side / self.FIELDS, json.dumps(fields) + "\n")
         if self.unused:

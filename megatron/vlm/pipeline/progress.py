@@ -79,7 +79,10 @@ class Progress:
         self.at(doing)
 
     def step(self) -> Step | None:
-        """Return the first step that the device has not finished; None before the first. Any thread may call it."""
+        """Return the oldest thing noted by `at` (an action, or a wait for a message) that the device has not finished.
+
+        None before the first call of `at`. Any thread may call it.
+        """
         return next((step for step in tuple(self._steps) if not step.passed), None)
 
 

@@ -41,7 +41,10 @@ def hash_of(plan: Plan) -> str:
 
 
 def _compare(store: Store, mine: str, args: Namespace) -> None:
-    """Compare hashes: the first rank reads all, the others the first's. The first holds the store: it must end last."""
+    """Raise UserError if this rank's hash of the plan is not the first rank's; on the first rank, if any differs.
+
+    The first rank reads all hashes, and so ends last: it holds the store that the others read.
+    """
     rank = args.rank
     first = mine if rank == 0 else store.get("0").decode()
     store.set(str(rank), mine)

@@ -200,7 +200,10 @@ def _check_adapters(run: Run) -> str | None:
 
 
 def _check_plan(run: Run) -> str:
-    """Raise UserError if the planner made the plan for other sizes; a plan written by hand passes."""
+    """Return a line about the plan. Raises UserError if it is for other parallel sizes, budgets or microbatches.
+
+    A plan written by hand, which names no profile, is not compared.
+    """
     args, plan = run.inputs.args, run.inputs.plan
     if plan.profile_hash:
         index = PackedIndex.open(args.packs)

@@ -72,7 +72,7 @@ class InputReader(ABC):
 
     @abstractmethod
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """Return the fields of a `ChatDataset` sample that hold these inputs, by name."""
+        """Decode a sample's inputs of this modality; return them as fields of a `ChatDataset` sample, by name."""
 
     @abstractmethod
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:

@@ -80,7 +80,10 @@ def _blocks(squares: Ints, window: int) -> list[Ints]:
 
 
 def _cells(rows: int, columns: int, merge: int) -> Ints:
-    """Return row and column of every patch of a step, [squares, merge^2, 2]."""
+    """Return row and column of each patch of an image or a video's step, square by square: int64 [squares, merge^2, 2].
+
+    `rows` and `columns` count patches.
+    """
     grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
     squares = grid.reshape(rows // merge, merge, columns // merge, merge, 2).swapaxes(1, 2)
     return squares.reshape(-1, merge**2, 2)

@@ -11,7 +11,10 @@ from omnibal_ext.modalities.place import Place
 
 
 def located(line: LineMedia, reference: VideoReference) -> list[tuple[str, Path, Place]]:
-    """Return (path below the root, file, place) of a video file, or of each of its frames' files. Raises `Rejected`."""
+    """Return (path below the root, file, place) of a video file, or of each of its frames' files; they may be missing.
+
+    Raises `Rejected` for URLs, paths outside the root, and frames inside an input file.
+    """
     found = [line.found(file, "video") for file in reference.files]
     if reference.times and any(place for *_, place in found):
         raise Rejected("unsupported_media", "frames inside a file; a video inside it, or frames next to it, are read")
