@@ -37,7 +37,12 @@ def is_made(note: Path, asked: Mapping[str, Any], *made: Path) -> bool:
     """Whether all of `made` exist, and `note` (of `write_record`) says that they were made from what is asked."""
     if not all(path.exists() for path in (note, *made)):
         return False
-    return _noted(note) == json.loads(json.dumps(asked))
+    return _noted(note) == _as_noted(asked)
+
+
+def _as_noted(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as a note of them is read: tuples are lists."""
+    return dict(json.loads(json.dumps(asked)))
 
 
 def _noted(note: Path) -> dict[str, Any] | None:
@@ -57,7 +62,7 @@ def refuse_other(folder: Path, note: Path, asked: Mapping[str, Any]) -> None:
     if not (folder / INPUTS).exists() or not note.exists():
         return
     noted = _noted(note) or {}
-    for how in differences(noted, {name: value for name, value in asked.items() if name in noted}):
+    for how in differences(noted, {name: value for name, value in _as_noted(asked).items() if name in noted}):
         raise UserError(f"{folder}: a run was begun there on other data ({how}); choose another --run-dir")
 
 

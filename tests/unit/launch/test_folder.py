@@ -166,6 +166,7 @@ def test_packs_make_way_unless_a_run_was_started_on_them(tmp_path: Path) -> None
     [
         ({"--max-tokens": 9, "shorten": []}, ""),
         ({"--max-tokens": 9, "shorten": [], "--later": 1}, ""),  # noted by an older version, which had no such flag
+        ({"--max-tokens": 9, "shorten": ()}, ""),
         ({"--max-tokens": 8, "shorten": []}, "--max-tokens is 9, not 8"),
         ({"--max-tokens": 9, "shorten": ["truncate"]}, "shorten is"),
     ],
