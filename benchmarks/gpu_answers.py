@@ -49,7 +49,7 @@ class Answers:
 
 def stored_name(name: str) -> str:
     """A parameter's name in checkpoints, whichever spec it is of."""
-    name = name.partition("layers.")[2]
+    name = name.partition("links.")[2]
     for inside, outside in NORMS_INSIDE.items():
         name = name.replace(inside, outside)
     return name
