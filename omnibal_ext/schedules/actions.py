@@ -122,7 +122,7 @@ def givers(action: Action, rank: int, placement: Placement, beside: Beside | Non
         first, chunk = placement.rank_and_chunk(0)
         return [(first, Action("B", action.microbatch, chunk))]
     if beside and action.kind == "F" and placement.stages_of[rank][action.chunk] == 0:
-        return [(rank, Action("E", action.microbatch, rank)) for rank in beside.encoding_ranks[action.microbatch]]
+        return [(one, Action("E", action.microbatch, one)) for one in beside.encoding_ranks[action.microbatch]]
     return _of_neighbour(action, rank, placement, {"F": -1, "B": 1}.get(action.kind, 0))
 
 
@@ -136,7 +136,7 @@ def takers(action: Action, rank: int, placement: Placement, beside: Beside | Non
         return [(first, Action("F", action.microbatch, chunk))]
     if beside and action.kind == "B" and placement.stages_of[rank][action.chunk] == 0:
         ranks = () if beside.ahead else beside.encoding_ranks[action.microbatch]
-        return [(rank, Action("V", action.microbatch, rank)) for rank in ranks]
+        return [(one, Action("V", action.microbatch, one)) for one in ranks]
     return _of_neighbour(action, rank, placement, {"F": 1, "B": -1}.get(action.kind, 0))
 
 

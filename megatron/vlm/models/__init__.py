@@ -1,1 +1,1 @@
-"""Modules of the model: each layer of the layer chain (embedding, layer, projector, head) is built here."""
+"""Modules of the model: each element of the layer chain (embedding, layer, projector, head) is built here."""
