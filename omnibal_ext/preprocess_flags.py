@@ -7,6 +7,7 @@ from omnibal_ext.families.media import TILINGS
 from omnibal_ext.families.registry import MARKUPS, TEMPLATES
 from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.modalities.vision.normalization import NORMALIZATIONS
+from omnibal_ext.reading.stores import located
 
 DEFAULTS = {
     "tiling": "internvl",
@@ -40,12 +41,12 @@ def preprocess_parser(description: str | None = None) -> ToolParser:
     add = parser.add_argument
     add(
         "--input",
-        type=Path,
+        type=located,
         nargs="+",
         required=True,
         help="chat JSONL, JSON lists, InternVL's meta file, Parquet, Arrow or a folder of them, tars: docs/data.md",
     )
-    add("--image-root", type=Path, help="the folder that image paths start from (default: that of each input)")
+    add("--image-root", type=located, help="the folder that image paths start from (default: that of each input)")
     add(*MODEL_FLAGS, help="a preset or a Hugging Face folder that the data is for: it decides what is not given below")
     add("--tokenizer-model", type=Path, help="a sentencepiece .model or a tokenizer.json (or the model folder's)")
     add("--chat-template", help=f"one of {', '.join(TEMPLATES)}, or a .jinja file (default: the model's)")

@@ -32,6 +32,8 @@ from omnibal_ext.packing.costs import PackCosts, refuse_unpriced
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers.budgets import choose_budgets, further_budgets_for
 from omnibal_ext.preprocess_flags import preprocess_parser
+from omnibal_ext.reading.files import open_plain
+from omnibal_ext.reading.stores import located
 from omnibal_ext.report.page import comparison_page
 from omnibal_ext.sizes import sizes_files
 
@@ -47,7 +49,7 @@ YOURS = (
 def is_sizes(path: Path) -> bool:
     """Say whether a path has sizes, not conversations: an .npz, a folder of .npy, a .json with their fields."""
     if path.suffix == ".json" and path.is_file():
-        with path.open("rb") as file:
+        with open_plain(path, "see that it is there") as file:
             head = file.read(2**12)
         return b'"token_num"' in head or b'"token_lengths"' in head
     return path.suffix == ".npz" or (path / "tokens.npy").is_file()
@@ -84,7 +86,7 @@ def _parser() -> ToolParser:
         numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "input", nargs="+", type=Path,
+        "input", nargs="+", type=located,
         help="sizes (.npz or folder of .npy of tiles and tokens, or a .json list), a dataset folder of omnibal "
         "preprocess, or with --model conversations: JSONL, JSON lists, tables, tars (docs/data.md)",
     )  # fmt: skip

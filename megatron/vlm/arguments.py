@@ -26,7 +26,7 @@ from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import refuse
+from omnibal_ext.flags import in_stores, refuse
 from omnibal_ext.plan import Plan, single_stage_plan
 from omnibal_ext.schedules.schedule import splits_backward
 from omnibal_ext.trainer_flags import TRAINER_FLAGS
@@ -92,7 +92,7 @@ def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) ->
     """
     parser = Parser(add_vlm_arguments, sys.argv[1:] if argv is None else argv)
     given = parser.given()
-    refused = [*parser.refused, *_missing(given, parser)]
+    refused = [*parser.refused, *_missing(given, parser), *in_stores(vars(given), parser.written)]
     usual = {action.dest: action.default for action in parser._actions} | {"pipeline_model_parallel_size": None}
     known = Namespace(**usual | vars(given))
     architecture = _or_refused(refused, partial(_model, known)) if known.preset else None

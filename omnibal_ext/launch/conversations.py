@@ -27,6 +27,7 @@ from omnibal_ext.packing.costs import are_patches
 from omnibal_ext.packing.widths import check_widths
 from omnibal_ext.preprocess_flags import preprocess_parser
 from omnibal_ext.reading.document import decode
+from omnibal_ext.reading.stores import located
 from omnibal_ext.sizes import Sizes
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
@@ -110,9 +111,9 @@ def check_paths(arguments: argparse.Namespace) -> None:
     if Path(arguments.run_dir).exists() and not Path(arguments.run_dir).is_dir():
         raise UserError(f"--run-dir {arguments.run_dir}: is a file; name a folder, new or of the run so far")
     for path in arguments.input or ():
-        check_exists(Path(path))
+        check_exists(located(path))
     if arguments.input and arguments.image_root:
-        refuse_no_images(Path(arguments.image_root))
+        refuse_no_images(located(arguments.image_root))
 
 
 def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:

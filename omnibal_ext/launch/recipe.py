@@ -12,6 +12,7 @@ from typing import Any
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, listing, mapping, record, shown, text
 from omnibal_ext.reading.document import if_sealed, read_json
+from omnibal_ext.reading.stores import SCHEME
 
 FLAG = "--config"
 RECIPE = if_sealed(record({"flags": mapping(anything)}, {"megatron": listing(text)}))
@@ -123,6 +124,8 @@ def _written(path: str, name: str, value: Any) -> list[str]:
     parts = value if isinstance(value, list) else [value]
     if not NAME.fullmatch(name) or any(str(part).startswith("--") for part in parts):
         raise UserError(f"{path}: flags.{shown(name)}: {shown(value)}: one flag each, without its dashes; {REMEDY}")
+    if any(SCHEME.match(str(part)) for part in parts):
+        raise UserError(f"{path}: flags.{name} names a store, which no file may: give --{name} on the command line too")
     if value is not True and not (parts and all(type(part) in (str, int, float) for part in parts)):
         raise UserError(f"{path}: flags.{name} must be text, a number, a list of them or true, found {shown(value)}")
     return _as_words(value)

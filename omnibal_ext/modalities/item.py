@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from omnibal_ext.modalities.modality import Modality
-from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.place import Mark, Place
 
 
 class Item(Protocol):
@@ -22,8 +22,12 @@ class Item(Protocol):
         """Place inside the input file; () if it is a file of its own."""
 
     @property
-    def crcs(self) -> tuple[int, ...]:
-        """CRC-32 of its file, or of each of its files (a video's frames); () if not recorded."""
+    def crcs(self) -> tuple[Mark, ...]:
+        """`Mark` of its file, or of each of its files; () if not recorded."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """A file for each frame, below the root of media; (): it is one file, or a place in one."""
 
     @property
     def units(self) -> int:

@@ -1,12 +1,15 @@
-"""Opening files by name: regular ones only, with a limit on their size."""
+"""Opening files by name, on a file system or in a store: regular ones only, with a limit on their size."""
 
 import errno
 import os
 import stat
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.objects import Key, ObjectFile, begin
+from omnibal_ext.reading.stores import StorePath
 
 PathLike = str | os.PathLike[str]
 
@@ -28,6 +31,8 @@ def open_plain(path: PathLike, remedy: str, most_bytes: int | None = None) -> Bu
 
 def open_regular(path: PathLike) -> BufferedReader:
     """Open a regular file to read bytes, never waiting, as a named pipe would have it. Raises OSError for any other."""
+    if isinstance(path, StorePath):
+        return BufferedReader(ObjectFile(path))
     # Opening a named pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -45,9 +50,57 @@ def read_bytes(path: PathLike, remedy: str, most_bytes: int) -> bytes:
             raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
 
 
-def size_of(file: BufferedReader) -> int:
+def open_part(path: PathLike, start: int, size: int, remedy: str) -> BinaryIO:
+    """Open `size` bytes of a file from `start` on as a file of its own. Raises UserError as `open_plain`."""
+    if isinstance(path, StorePath):
+        return BufferedReader(ObjectFile(path, start, size))
+    with open_plain(path, remedy) as file:
+        return BytesIO(read_at(file, start, size))
+
+
+UNKNOWN = 2**20
+"""Bytes that are read ahead of an object whose length is not known."""
+
+
+def begin_reading(path: PathLike, start: int, size: int | None) -> Key | None:
+    """Begin to read what will be opened soon, from `start` on, if it lies in a store."""
+    return begin(path, start, UNKNOWN if size is None else size) if isinstance(path, StorePath) else None
+
+
+def read_at(file: BinaryIO, start: int, size: int) -> bytes:
+    """Read at most `size` bytes from `start` on."""
+    file.seek(start)
+    return file.read(size)
+
+
+def size_of(file: BinaryIO) -> int:
     """Return the size of an open file in bytes."""
-    return os.fstat(file.fileno()).st_size
+    if (stored := _object(file)) is not None:
+        return stored.size
+    return len(file.getbuffer()) if isinstance(file, BytesIO) else os.fstat(file.fileno()).st_size
+
+
+def version_of(file: BufferedReader) -> tuple[int | str, ...]:
+    """Return the size of an open file, and what changes when its content is replaced."""
+    if (stored := _object(file)) is not None:
+        return stored.total, stored.mark
+    found = os.fstat(file.fileno())
+    return found.st_size, found.st_ino, found.st_mtime_ns
+
+
+def mark_of(file: BinaryIO) -> str | None:
+    """Return length and ETag of the object that an open file is, or lies in; None: it is none."""
+    return stored.mark if (stored := _object(file)) is not None else None
+
+
+def is_at_hand(file: BinaryIO, start: int) -> bool:
+    """Return whether the bytes of an open file from `start` on cost no request to a store."""
+    return (stored := _object(file)) is None or stored.is_at_hand(start)
+
+
+def _object(file: BinaryIO) -> ObjectFile | None:
+    raw = getattr(file, "raw", None)
+    return raw if isinstance(raw, ObjectFile) else None
 
 
 def is_plain_name(name: str) -> bool:

@@ -13,7 +13,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from megatron.vlm.data.formats import json_list, lines, table, tar
-from megatron.vlm.data.formats.places import read_place
+from megatron.vlm.data.formats.places import open_place
 from megatron.vlm.data.formats.rows import InputFile, PartSource
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
@@ -69,7 +69,7 @@ def _rows_and_cells(file: InputFile) -> int:
     rows = [row for part in file.parts for row in table.rows(part)]
     for row in rows:
         for place in row.images.values():
-            read_place(file.path, place)
+            open_place(file.path, place).read()
     return len(rows)
 
 

@@ -21,6 +21,7 @@ OURS = {
     ("megatron/vlm/preflight/__main__.py", "main"): "an argument that our launcher gives",
     ("omnibal_ext/files/records.py", "sha256_of"): "any bytes",
     ("omnibal_ext/launch/weights.py", "converted_folder"): "any bytes",
+    ("tools/look.py", "is_sizes"): "any bytes: whether a word is among the first",
     ("megatron/vlm/checkpoint/safe.py", "_read_once"): "hands a path to `read_contents`",
     ("megatron/vlm/preprocessing/job.py", "PreprocessJob.finished"): "the manifest of a dataset, by its seal",
     ("megatron/vlm/checkpoint/run.py", "_content"): "manifests that a run has read before",

@@ -20,6 +20,7 @@ from omnibal_ext.layout.command import plan_parser
 from omnibal_ext.packing.command import pack_parser
 from omnibal_ext.preprocess_flags import preprocess_parser
 from omnibal_ext.profile_flags import profile_parser
+from omnibal_ext.reading.stores import located
 from tests.programs import ROOT
 from tests.unit.flags.test_numbers import edges
 from tools.__main__ import COMMANDS
@@ -61,7 +62,11 @@ def parser_of(tool: str, monkeypatch: pytest.MonkeyPatch) -> ToolParser:
 
 def numbers_of(parser: ToolParser) -> dict[str, Action]:
     actions = {action.dest: action for action in parser._actions}
-    return {name: a for name, a in actions.items() if a.type not in (None, str, Path) and name not in CHECKED_AS_READ}
+    return {
+        name: a
+        for name, a in actions.items()
+        if a.type not in (None, str, Path, located) and name not in CHECKED_AS_READ
+    }
 
 
 def test_every_tool_is_looked_at() -> None:

@@ -4,10 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import cycle
 from typing import Any
 
-from torch.utils.data import Dataset
-
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.inputs.reader import decoded
+from megatron.vlm.data.look_ahead import Planned, PlannedDataset
 from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.flow import in_rows
@@ -21,16 +19,15 @@ def numbered(packs: Iterable[int], microbatches: int) -> Iterator[tuple[int, int
     return zip(packs, cycle(range(microbatches)), strict=False)
 
 
-class EncoderShares(Dataset):
+class EncoderShares(PlannedDataset):
     """Dataset: (pack number, microbatch) -> Microbatch with what this rank encodes, on the host (`Media.encodes`)."""
-
-    reads_media = True
 
     def __init__(self, data: ChatDataset, index: PackedIndex, worker: EncoderRank) -> None:
         self.data, self.index, self.worker = data, index, worker
         self.readers = {size: data.readers[size] for size in in_rows([*worker.rates]) if size in data.readers}
 
-    def __getitem__(self, number: tuple[int, int]) -> Microbatch:
+    def planned(self, number: tuple[int, int]) -> Planned:
+        """Return a pack without what is decoded."""
         pack, microbatch = number
         samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
         pieces = {size: reader.pieces(samples) for size, reader in self.readers.items()}
@@ -39,11 +36,12 @@ class EncoderShares(Dataset):
         for size, reader in self.readers.items():
             media[size], some = reader.share(samples, pieces[size], [next(takes) for _ in pieces[size]])
             inputs |= {size: some} if some else {}
-        return Microbatch(
+        batch = Microbatch(
             lengths=(),
             samples=len(samples),
             useful_tokens=0,
             pack=pack,
             sample_ids=tuple(sample.number for sample in samples),
-            **decoded(self.readers, media, inputs),
+            media=media,
         )
+        return Planned(batch, inputs)

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from megatron.vlm import log_noise, platform
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.inputs.reader import decoded
+from megatron.vlm.data.look_ahead import LookAhead, Planned, PlannedDataset, with_following
 from megatron.vlm.data.pack_shard import shard_of_rank, with_filler
 from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Media
@@ -51,7 +51,7 @@ class Needs:
         )
 
 
-class PackDataset(Dataset):
+class PackDataset(PlannedDataset):
     """Dataset: pack number -> Microbatch on the host; pixels uint8, to be normalised on the device, mel frames fp32."""
 
     def __init__(
@@ -89,8 +89,8 @@ class PackDataset(Dataset):
         """Whether this rank decodes images or sounds."""
         return bool(self.needs.media) and self.decodes
 
-    def __getitem__(self, pack: int) -> Microbatch:
-        """Return a pack; of a wide one this rank's shard. Images and sounds with placeholders are in `broken`."""
+    def planned(self, pack: int) -> Planned:
+        """Return a pack without what is decoded; of a wide one this rank's shard."""
         samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
         real, width = [sample.length for sample in samples], self.index.width(pack) if pack >= 0 else 1
         lengths, spans = self._segments(real, width)
@@ -110,8 +110,7 @@ class PackDataset(Dataset):
         inputs = {size: reader.inputs(samples) for size, reader in self.readers.items() if size in needed}
         if width > 1:
             batch, inputs[VISION.size] = shard_of_rank(batch, spans, inputs[VISION.size], self.rank % width)
-        read = {size: some for size, some in inputs.items() if size in self.needs.media}
-        return replace(batch, **decoded(self.readers, batch.media, read, self.decodes))
+        return Planned(batch, {size: some for size, some in inputs.items() if size in self.needs.media})
 
     def _media(self, samples: Sequence[Sample], batch: Microbatch) -> dict[Size, Media]:
         """Return each encoder's inputs without values; if the stage reads tokens, also the positions of theirs."""
@@ -163,8 +162,11 @@ def microbatches(
 
     `num_workers` processes read what has to be decoded; the rest are read here, which is faster than to transfer them.
     `reading()` makes a context manager for the wait for each microbatch, for timers. Closing it ends the processes.
+    Where media lie in a store, those of the next microbatch are read meanwhile.
     """
     workers = num_workers if dataset.reads_media else 0
+    if isinstance(dataset, PlannedDataset) and dataset.looks_ahead:
+        dataset, order = LookAhead(dataset), with_following(order, workers)
     if workers:
         _start_forkserver()
     loader = DataLoader(
@@ -180,6 +182,8 @@ def microbatches(
             batch = next(batches, None)
         if batch is None:
             return
+        if isinstance(batch, UserError):
+            raise batch
         yield batch
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.reading.stores import SCHEME
+
 
 class Sources:
     """A dataset's input files, and the file of each sample."""
@@ -18,6 +20,11 @@ class Sources:
         self._ends = np.cumsum([entry["samples"] for entry in entries])
         self._numbers = np.array([files.index(str(entry["file"])) for entry in entries])
         self._entries = entries
+
+    @property
+    def are_stored(self) -> bool:
+        """Whether images or sounds of any lie in a store."""
+        return any(SCHEME.match(entry[name] or "") for entry in self._entries for name in ("path", "image_root"))
 
     def entry(self, sample: int) -> Mapping[str, Any]:
         """Return the manifest's entry of a sample's input file."""

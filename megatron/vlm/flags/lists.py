@@ -156,6 +156,8 @@ INSTEAD = {
         "--*dataset* --*-data-args-path --mask-prob --short-seq-prob --iterations-to-skip",
     "--from loads initial weights, --load resumes a run":
         "--pretrained-checkpoint --load-main-* --use-dist-ckpt --auto-detect-ckpt-* --ckpt-convert-*",
+    "leave it out: images and conversations alone may lie in a store, datasets, packs, plans and saves stay on a file "
+    "system, whose renames and locks they need": "--*msc*",
     "--save and --save-interval write full checkpoints": "--non-persistent-* --replication* --async-ckpt-* --ckpt-*",
     "start the job again: --load resumes it":
         "--inprocess-* --adlr-* --enable-ft-* --ft-* --calc-ft-*",

@@ -30,7 +30,8 @@ from omnibal_ext.files.locks import working_on
 from omnibal_ext.files.records import write_text
 from omnibal_ext.reading.checks import anything, integer, is_number, listing, record, shown, text
 from omnibal_ext.reading.document import decode, read_json, sealed, sealed_by
-from omnibal_ext.reading.files import open_plain, read_bytes
+from omnibal_ext.reading.files import open_plain, read_bytes, version_of
+from omnibal_ext.reading.stores import StorePath
 
 FORMATS = {"lines": lines, "json_list": json_list, "table": table, "tar": tar}
 """Modules that `cut` a file into parts and read the `rows` of one."""
@@ -102,8 +103,7 @@ def read_input(path: Path, lines_per_part: int, kind: str = "lines") -> InputFil
 
 def _read_once(path: Path, lines_per_part: int, kind: str, notes: Path) -> InputFile:
     with open_plain(path, REMEDY) as file:
-        found = os.fstat(file.fileno())
-    key = [str(path), found.st_size, found.st_ino, found.st_mtime_ns, lines_per_part, kind]
+        key = [str(path), *version_of(file), lines_per_part, kind]
     note = notes / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
     with working_on(note):  # the others wait for the first
         with suppress(UserError):  # none yet, or a damaged one: it is made anew
@@ -209,6 +209,8 @@ def _each_once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _resolve(path: Path, name: str) -> Path:
     relative = path.parent / name
+    if isinstance(path, StorePath):  # in which names are relative
+        return relative
     try:
         return relative if relative.exists() else Path(os.path.normpath(name))
     except OSError as error:

@@ -12,7 +12,8 @@ from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.data.media.images import glance, image_size, path_below_root
 from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.place import Mark, Place
+from omnibal_ext.reading.stores import SCHEME
 
 Value = TypeVar("Value")
 
@@ -64,8 +65,8 @@ class LineMedia:
                 self._not_decoded.append((file, place))
         return self._sizes[file, place]
 
-    def crcs(self, files: Sequence[Path], place: Place, what: str) -> tuple[int, ...]:
-        """Return the CRC-32 of each file; () if they are not recorded."""
+    def crcs(self, files: Sequence[Path], place: Place, what: str) -> tuple[Mark, ...]:
+        """Return the `Mark` of each file; () if they are not recorded."""
         if not self.recipe.image_checksums:
             return ()
         try:
@@ -112,8 +113,11 @@ def locate(reference: str, row: Row, root: Path, what: str = "image") -> tuple[s
                 f"unreadable_{what}", f"{reference[:40]!r}... is no base64 that stands in the file unescaped"
             )
         return "", place
-    if reference.startswith(("http://", "https://")):
-        raise Rejected(f"remote_{what}", f"{reference[:200]!r}: nothing is downloaded; fetch it and name the file")
+    if not reference.startswith("file://") and SCHEME.match(reference):
+        raise Rejected(
+            f"remote_{what}",
+            f"{reference[:200]!r}: nothing is fetched from where a record says; name the file from --image-root on",
+        )
     path = reference.removeprefix("file://")
     for folder in (root.absolute(), root.resolve()) if path.startswith("/") else ():
         path = path.removeprefix(f"{str(folder).rstrip('/')}/")

@@ -22,6 +22,7 @@ from omnibal_ext.files.writing import replacing
 from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, VISION
 from omnibal_ext.preprocess_flags import SHORTENINGS
 from omnibal_ext.reading.arrays import read_arrays
+from omnibal_ext.reading.stores import raise_if_lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def prepare_part(recipe: Recipe, source: PartSource) -> PreparedPart:
             samples.append(_make(maker, row, source))
             lines.append(row.number)
         except Rejected as verdict:
+            raise_if_lost()
             where = {"file": str(source.file), "line": row.number}
             rejected.append({**where, "reason": verdict.reason, "detail": verdict.detail})
     return _join(samples, lines, rejected)

@@ -17,19 +17,19 @@ from omnibal_ext.families.media import TILINGS
 from omnibal_ext.modalities.audio.sounds import Sound
 from omnibal_ext.modalities.item import Item
 from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
-from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.place import Mark, Place
 from omnibal_ext.modalities.vision.tiling import TiledImage
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """A measured image: path and `place` as in `TiledImage`, (width, height) in pixels, CRC-32."""
+    """A measured image: path and `place` as in `TiledImage`, (width, height) in pixels, `Mark`."""
 
     modality: ClassVar[Modality] = VISION
     path: str
     size: tuple[int, int]
     place: Place = ()
-    crcs: tuple[int, ...] = ()
+    crcs: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,19 @@ from typing import Any, ClassVar
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.item import Rule
 from omnibal_ext.modalities.modality import AUDIO, Modality
-from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.place import Mark, Place
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
     """One sound of a sample: its path below the root of media, and what the model hears of it.
 
-    `place`: set for a sound inside the input file; `path` is its name there. `crcs`: CRC-32 of the file, or ().
+    `place`: set for a sound inside the input file; `path` is its name there. `crcs`: `Mark` of the file, or ().
     """
 
     modality: ClassVar[Modality] = AUDIO
     is_video_file: ClassVar[bool] = False
+    files: ClassVar[tuple[str, ...]] = ()
     path: str
     samples: int
     """Samples of the whole sound, at the model's rate."""
@@ -26,7 +27,7 @@ class Sound:
     tokens: int
     """LLM tokens."""
     place: Place = ()
-    crcs: tuple[int, ...] = ()
+    crcs: tuple[Mark, ...] = ()
     video: int = -1
     """Number of the sample's image (a video) whose own sound it is; -1: a sound alone."""
     turns: tuple[int, ...] = ()

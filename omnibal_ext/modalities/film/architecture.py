@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 from omnibal_ext.modalities.encoder import Encoder, EncoderArchitecture
 from omnibal_ext.modalities.item import Rule
 from omnibal_ext.modalities.modality import FILM, Modality
-from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.place import Mark, Place
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
@@ -43,7 +43,7 @@ class Film:
     """One video of a sample.
 
     `path`: of the video file, or of the first of the frames' files. `place`: set for one inside the input file; `path`
-    is its name there. `crcs`: CRC-32 of the file, or of each frame's; () if not recorded.
+    is its name there. `crcs`: `Mark` of the file, or of each frame's; () if not recorded.
     """
 
     modality: ClassVar[Modality] = FILM
@@ -55,7 +55,7 @@ class Film:
     files: tuple[str, ...] = ()
     """A file for each frame, below the root of media; () for a video file."""
     place: Place = ()
-    crcs: tuple[int, ...] = ()
+    crcs: tuple[Mark, ...] = ()
 
     @property
     def units(self) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import VISION, Modality
-from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.place import Mark, Place
 from omnibal_ext.modalities.vision.features import FeatureOrder
 from omnibal_ext.modalities.vision.runs import TokenRuns
 from omnibal_ext.reading.fields import Fields
@@ -56,7 +56,7 @@ class TiledImage:
     """One image or video of a sample: path below the image root, grid (a video's: of each step), thumbnail or not.
 
     `width` and `height` are set if the rule joins tiles. `place`: set for an image inside the input file; `path` is its
-    name there. `film`: a video's frames; `path` is the video's or the first frame's. `crcs`: CRC-32 of the file, or of
+    name there. `film`: a video's frames; `path` is the video's or the first frame's. `crcs`: `Mark` of the file, or of
     each frame file; () if not recorded.
     """
 
@@ -69,7 +69,7 @@ class TiledImage:
     height: int = 0
     place: Place = ()
     film: VideoFrames | None = None
-    crcs: tuple[int, ...] = ()
+    crcs: tuple[Mark, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -80,6 +80,11 @@ class TiledImage:
     def tiles(self) -> int:
         """How many ViT tiles it is, of all steps, with the thumbnail."""
         return self.steps * self.columns * self.rows + self.thumbnail
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """`film.files`."""
+        return self.film.files if self.film else ()
 
     @property
     def units(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from megatron.vlm.data.formats import json_list, lines, table, tar
-from megatron.vlm.data.formats.places import read_place
+from megatron.vlm.data.formats.places import open_place
 from megatron.vlm.data.formats.rows import InputFile, Row
 from megatron.vlm.preprocessing.inputs import FORMATS, read_inputs
 from omnibal_ext.errors import UserError
@@ -203,7 +203,7 @@ def test_a_hard_link_is_the_file_to_which_it_leads(tmp_path: Path) -> None:
     ]  # fmt: skip
     path = written(tmp_path, "a.tar", tar_bytes(*PAIR, *more))
     found = rows_of(tar.cut(path, 1))
-    pictures = [read_place(path, row.images["png"]) for row in found if not row.fault]
+    pictures = [open_place(path, row.images["png"]).read() for row in found if not row.fault]
     assert pictures == [b"pixels"] * 3
     faults = [row.fault for row in found if row.fault]
     assert [reason for reason, _ in faults] == ["missing_image", "missing_image", "malformed_line"]

@@ -40,7 +40,7 @@ REVIEWED = {
     "megatron/vlm/platform.py: cpu.read_text()": "/proc/cpuinfo",
     "megatron/vlm/data/templates.py: TEMPLATES[name].read_text(encoding='utf-8')": "templates of ours",
     "megatron/vlm/data/formats/table.py: pyarrow.memory_map(str(path))": "opened by open_plain before",
-    "megatron/vlm/data/formats/table.py: pyarrow.parquet.ParquetFile(path)": "the same",
+    "megatron/vlm/data/formats/table.py: pyarrow.parquet.ParquetFile(open_plain(path, REMEDY))": "the same",
     "omnibal_ext/launch/scratch.py: os.open(folder, os.O_RDONLY)": "a folder of ours, to lock it",
     "omnibal_ext/launch/scratch.py: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)": "the same",
     "megatron/vlm/hf/folder.py: "

@@ -7,7 +7,6 @@ what is no JSON in itself is one rejected row.
 import codecs
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import BinaryIO
 from megatron.vlm.data.formats.rows import MOST_BYTES, InputFile, PartSource, Row, bulk_of, named_errors
 from omnibal_ext.reading.checks import shown
 from omnibal_ext.reading.document import described
-from omnibal_ext.reading.files import open_plain
+from omnibal_ext.reading.files import open_plain, read_at
 
 REMEDY = "fix or split the file"
 MOST_DEPTH = 1000
@@ -68,14 +67,14 @@ def _first_fault(file: BinaryIO, start: int, fault: "_FaultError") -> str:
 
     A quote that is missing turns words into strings and strings into words, so brackets alone tell nothing of where.
     """
-    element, words, position = os.pread(file.fileno(), _BLOCK, start).decode(errors="replace"), *fault.args
+    element, words, position = read_at(file, start, _BLOCK).decode(errors="replace"), *fault.args
     with suppress(RecursionError):
         try:
             json.JSONDecoder().raw_decode(element)
         except json.JSONDecodeError as error:
             if error.pos < len(element) and not error.msg.startswith("Unterminated"):
                 words, position = described(error), start + len(element[: error.pos].encode())
-    before = os.pread(file.fileno(), min(position, 40), max(position - 40, 0)).decode(errors="replace")
+    before = read_at(file, max(position - 40, 0), min(position, 40)).decode(errors="replace")
     return f"line {_line_of(file, position)}, behind {shown(before)}: {words}"
 
 
@@ -93,11 +92,12 @@ def is_list(start: bytes) -> bool:
 
 def rows(part: PartSource) -> Iterator[Row]:
     """Yield the elements of a part."""
-    with named_errors(part.file, _WHAT, REMEDY), open_plain(part.file, REMEDY) as file:
+    opened = open_plain(part.file, REMEDY), open_plain(part.file, REMEDY)
+    with named_errors(part.file, _WHAT, REMEDY), opened[0] as file, opened[1] as records:
         file.seek(part.offset)
         found = islice(_Text(file).elements(), part.lines)
         for number, (start, end) in enumerate(found, start=part.first_line):
-            record = os.pread(file.fileno(), min(end - start, MOST_BYTES + 1), start)
+            record = read_at(records, start, min(end - start, MOST_BYTES + 1))
             yield Row(number, record, start, fault=bulk_of(record))
 
 

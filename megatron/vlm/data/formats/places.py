@@ -1,26 +1,26 @@
 """Images and videos inside of input files: bytes at an offset, base64 at an offset, or a table's cell."""
 
 import base64
+import io
 from pathlib import Path
+from typing import BinaryIO
 
 from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.formats.table import read_cell
 from omnibal_ext.modalities.place import Place
-from omnibal_ext.reading.files import open_plain
+from omnibal_ext.reading.files import open_part
 
 
-def read_place(path: Path, place: Place) -> bytes:
-    """Read the bytes at a place in a file. Raises ValueError for damaged base64, UserError for a file that cannot
-    be."""
+def open_place(path: Path, place: Place) -> BinaryIO:
+    """Open the bytes at a place in a file. Raises ValueError for damaged base64, UserError for a file that cannot be
+    read."""
     kind, *where = place
     if kind == "cell":
         column, row, index = where
-        return read_cell(path, str(column), int(row), int(index))
+        return io.BytesIO(read_cell(path, str(column), int(row), int(index)))
     offset, size = map(int, where)
-    with open_plain(path, "see that it is there") as file:
-        file.seek(offset)
-        content = file.read(size)
-    return base64.b64decode(content, validate=True) if kind == "base64" else content
+    part = open_part(path, offset, size, "see that it is there")
+    return part if kind == "bytes" else io.BytesIO(base64.b64decode(part.read(), validate=True))
 
 
 def embedded(reference: str, row: Row) -> Place | None:

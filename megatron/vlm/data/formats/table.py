@@ -21,6 +21,7 @@ from omnibal_ext.launch.apart import apart
 from omnibal_ext.modalities.place import Place
 from omnibal_ext.reading.files import open_plain
 from omnibal_ext.reading.memory import MOST_BEYOND, memory_beyond
+from omnibal_ext.reading.stores import StorePath
 
 CONVERSATIONS = ("conversations", "messages")
 EDGE = 2**20
@@ -126,7 +127,7 @@ class _Parquet:
         import pyarrow.parquet
 
         self.path = path
-        self.file = pyarrow.parquet.ParquetFile(path)
+        self.file = pyarrow.parquet.ParquetFile(open_plain(path, REMEDY))
         self.metadata = self.file.metadata
         self.names: list[str] = self.file.schema_arrow.names
         self.rows: int = self.metadata.num_rows
@@ -228,6 +229,10 @@ class _Arrow:
 @lru_cache(maxsize=16)
 def _open(path: Path) -> _Parquet | _Arrow:
     _import_pyarrow(path)
+    if path.suffix != ".parquet" and isinstance(path, StorePath):
+        raise UserError(
+            f"{path}: Arrow files are mapped, which one in a store cannot be; copy it, or write it as Parquet"
+        )
     with _reading(path), open_plain(path, REMEDY):  # a named pipe would wait
         return _Parquet(path) if path.suffix == ".parquet" else _Arrow(path)
 

@@ -24,7 +24,7 @@ from megatron.vlm.data.formats.kinds import IMAGES, MEDIA
 from megatron.vlm.data.formats.rows import MOST_BYTES, InputFile, PartSource, Row, bulk_of, named_errors
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.place import Place
-from omnibal_ext.reading.files import open_plain, size_of
+from omnibal_ext.reading.files import open_plain, size_of, version_of
 from omnibal_ext.reading.tars import Member, members
 
 FIELDS = tuple(name for kind in MEDIA for name in kind.fields)
@@ -85,15 +85,15 @@ def _linked(path: Path, file: BufferedReader, member: Member) -> Member:
     """Return the member, or for a hard link the file to which it leads, by the link's name."""
     if member.kind != tarfile.LNKTYPE:
         return member
-    status = os.fstat(file.fileno())
-    target = _targets(path, status.st_size, status.st_mtime_ns).get(member.offset)
+    target = _targets(path, version_of(file)).get(member.offset)
     return replace(target, name=member.name, offset=member.offset) if target else member
 
 
 @lru_cache(maxsize=4)
-def _targets(path: Path, size: int, changed: int) -> dict[int, Member]:
+def _targets(path: Path, version: tuple[int | str, ...]) -> dict[int, Member]:
     """Map offsets of hard links to the files before them to which they lead, also through other links."""
     with open_plain(path, REMEDY) as file:
+        size = size_of(file)
         links = (member for member in members(file, size) if member.kind == tarfile.LNKTYPE)
         wanted = {os.path.normpath(link.target) for link in links}
         found: dict[int, Member] = {}

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.data.dataset_folder import DatasetFolder
+from megatron.vlm.data.media.crc import begin
 from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Media
 from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import Pieces
 from omnibal_ext.modalities.modality import Modality, Size
+from omnibal_ext.reading.objects import Key
+from omnibal_ext.reading.stores import raise_if_lost
 
 Read = TypeVar("Read")
 Broken = Mapping[int, str]
@@ -38,6 +41,7 @@ def read_each(
         try:
             found.append(read(one))
         except UserError as error:
+            raise_if_lost()
             broken.setdefault(one.sample.number, str(error))
             found.append(placeholder(one))
     return found, broken
@@ -80,6 +84,18 @@ class InputReader(ABC):
 
         `begins`: index of each sample's first token in the sequence. `reads_tokens`: whether the stage reads tokens.
         """
+
+    def begin(self, one: Any) -> list[Key]:
+        """Begin to read the files of an image or a sound that lie in a store, ahead of `read`."""
+        sample, item = one[:2]
+        try:
+            (root, path), files = sample.file(item), item.files
+            paths = [root / file for file in files] or [path]
+        except UserError:  # said where it is decoded
+            return []
+        marks = item.crcs or [None] * len(paths)
+        begun = (begin(path, item.place, mark) for path, mark in dict(zip(paths, marks, strict=True)).items())
+        return [key for key in begun if key is not None]
 
     def inputs(self, samples: Sequence[Sample]) -> list[Any]:
         """List the images or sounds of these samples, not decoded yet."""

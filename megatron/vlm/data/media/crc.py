@@ -1,47 +1,77 @@
-"""CRC-32 of the stored bytes of a file: is it still what was preprocessed?
+"""Marks by which changes are found: is a file, or what lies in one, still what was preprocessed?
 
-It detects every burst of up to 32 flipped bits, and another file but for one in 2^32. It is no protection against
-intent. Computing it takes a small part of the time of decoding.
+CRC-32 of the stored bytes detects every burst of up to 32 flipped bits, and another file but for one in 2^32. It is no
+protection against intent. Computing it takes a small part of the time of decoding. An object in a store has its length
+and ETag, which come with any of its bytes.
 """
 
-import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from megatron.vlm.data.formats.places import read_place
-from omnibal_ext.modalities.place import Place
-from omnibal_ext.reading.files import open_plain
+from megatron.vlm.data.formats.places import open_place
+from omnibal_ext.modalities.place import Mark, Place
+from omnibal_ext.reading.files import begin_reading, mark_of, open_plain
+from omnibal_ext.reading.objects import Key
 
 BLOCK = 2**20
 LARGEST = 2**32 - 1
 
 
 class ChangedError(ValueError):
-    """A file has another CRC-32 than when it was preprocessed."""
+    """A file has another mark than when it was preprocessed."""
 
 
-def crc_of(path: Path, place: Place = ()) -> int:
-    """Return the CRC-32 of a file, or a place in one. Raises UserError, OSError or ValueError if it cannot be read."""
-    with opened(path, place) as file:
-        return _crc(file)
+def crc_of(path: Path, place: Place = ()) -> Mark:
+    """Return the mark of a file, or a place in one. Raises UserError, OSError or ValueError if it cannot be read."""
+    with _open(path, place) as file:
+        return mark_of(file) or _crc(file)
+
+
+def begin(path: Path, place: Place, mark: Mark | None) -> Key | None:
+    """Begin to read, if it lies in a store, what `opened` will be asked for."""
+    if place[:1] == ("cell",):
+        return None
+    start, size = map(int, place[1:]) if place else (0, length_of(mark))
+    return begin_reading(path, start, size)
 
 
 @contextmanager
-def opened(path: Path, place: Place = (), crc: int | None = None) -> Iterator[BinaryIO]:
-    """Open a file, or a place in one. Raises ChangedError if its CRC-32 is not `crc` (None: any)."""
-    with io.BytesIO(read_place(path, place)) if place else open_plain(path, "see to the image") as file:
+def opened(path: Path, place: Place = (), crc: Mark | None = None) -> Iterator[BinaryIO]:
+    """Open a file, or a place in one. Raises ChangedError if its mark is not `crc` (None: any)."""
+    if crc is not None:
+        begin(path, place, crc)
+    with _open(path, place) as file:
         if crc is not None:
-            found = _crc(file)
-            if found != crc:
-                raise ChangedError(
-                    f"{path}: is not what was preprocessed: CRC-32 {found:08x}, was {crc:08x}; preprocess again, or "
-                    "take images as they are with --no-image-checksums"
-                )
+            _compare(path, file, crc)
             file.seek(0)
         yield file
+
+
+def _open(path: Path, place: Place) -> BinaryIO:
+    return open_place(path, place) if place else open_plain(path, "see to the image")
+
+
+def length_of(mark: Mark | None) -> int | None:
+    """Return the bytes of an object in a store by its mark; None: it does not say."""
+    return int(mark.partition("-")[0]) if isinstance(mark, str) else None
+
+
+def _compare(path: Path, file: BinaryIO, due: Mark) -> None:
+    """Raise ChangedError unless a file has the mark; of one that was copied from a store, its length."""
+    if isinstance(due, int):
+        found, was = f"CRC-32 {_crc(file):08x}", f"{due:08x}"
+    elif mark := mark_of(file):
+        found, was = f"length and ETag {mark}", due
+    else:
+        found, was = f"length {path.stat().st_size}", str(length_of(due))
+    if not found.endswith(f" {was}"):
+        raise ChangedError(
+            f"{path}: is not what was preprocessed: {found}, was {was}; preprocess again, or "
+            "take images as they are with --no-image-checksums"
+        )
 
 
 def _crc(file: BinaryIO) -> int:

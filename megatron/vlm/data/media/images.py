@@ -8,7 +8,6 @@ Pixels equal those of transformers' processors: rotated by EXIF, alpha dropped, 
 One difference is intended: 16-bit grey is scaled, where Pillow's conversion would clip it to white.
 """
 
-import io
 import os
 import struct
 import warnings
@@ -20,11 +19,11 @@ from typing import BinaryIO, NamedTuple
 
 from PIL import ExifTags, Image
 
-from megatron.vlm.data.formats.places import read_place
+from megatron.vlm.data.formats.places import open_place
 from megatron.vlm.data.media.crc import opened
 from omnibal_ext.errors import Rejected
-from omnibal_ext.modalities.place import Place
-from omnibal_ext.reading.files import open_regular, size_of
+from omnibal_ext.modalities.place import Mark, Place
+from omnibal_ext.reading.files import is_at_hand, open_regular, size_of
 from omnibal_ext.reading.memory import MOST_BYTES as MOST_MEMORY
 from omnibal_ext.reading.memory import limited_memory
 
@@ -103,12 +102,12 @@ def _open(path: Path, place: Place) -> BinaryIO:
     """Open a file, or a place in one. Raises `Rejected` unless it is there and has at most `MOST_BYTES`."""
     if place:
         try:
-            content = read_place(path, place)
+            file = open_place(path, place)
         except (OSError, ValueError, IndexError) as error:  # of text that is no base64
             raise Rejected("unreadable_image", f"{path}: at {place}: {error}") from error
-        if not content:
+        if not size_of(file):
             raise Rejected("empty_image", f"{path}: zero bytes at {place}")
-        return io.BytesIO(content)
+        return file
     try:
         file = open_regular(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -203,8 +202,10 @@ def _jpeg_header_is_endless(file: BinaryIO) -> bool:
 
 
 def _jpeg_is_whole(file: BinaryIO) -> bool:
-    end = file.seek(0, os.SEEK_END)
-    file.seek(max(0, end - _JPEG_TAIL))
+    start = max(0, file.seek(0, os.SEEK_END) - _JPEG_TAIL)
+    if not is_at_hand(file, start):  # a request for each image: what is cut off shows when it is decoded
+        return True
+    file.seek(start)
     return _JPEG_END in file.read()
 
 
@@ -217,10 +218,10 @@ def _webp_is_whole(file: BinaryIO) -> bool:
 _WHOLE: dict[str, Callable[[BinaryIO], bool]] = {"JPEG": _jpeg_is_whole, "WEBP": _webp_is_whole}
 
 
-def load_rgb(path: Path, place: Place = (), crc: int | None = None) -> Image.Image:
+def load_rgb(path: Path, place: Place = (), crc: Mark | None = None) -> Image.Image:
     """Decode an image, a file or a `place` in one, as upright 8-bit RGB.
 
-    Raises Pillow's errors, and ChangedError if the CRC-32 is not `crc` (None: any).
+    Raises Pillow's errors, and ChangedError if its mark is not `crc` (None: any).
     """
     with opened(path, place, crc) as file, Image.open(file, formats=FORMATS) as image:
         image.load()

@@ -23,7 +23,7 @@ from megatron.vlm.data.media.crc import opened
 from megatron.vlm.data.media.endings import missing_end
 from megatron.vlm.data.media.videos import check_file
 from omnibal_ext.errors import Rejected, UserError, how_to_install
-from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.place import Mark, Place
 from omnibal_ext.reading.memory import limited_memory
 
 if TYPE_CHECKING:
@@ -183,12 +183,12 @@ def _scanned(container: "InputContainer") -> _Scan:
 
 
 def load_sound(
-    path: Path, place: Place, rate: int, crc: int | None = None, strict: bool = False
+    path: Path, place: Place, rate: int, crc: Mark | None = None, strict: bool = False
 ) -> NDArray[np.float32]:
     """Decode a sound to its waveform at `rate` a second, from -1 to 1: float32 [samples].
 
     `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, Rejected if it
-    cannot be heard, and ChangedError if the CRC-32 is not `crc` (None: any).
+    cannot be heard, and ChangedError if its mark is not `crc` (None: any).
     """
     import soxr
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import TILINGS
-from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.place import Mark, Place
 from omnibal_ext.modalities.vision.tiling import TiledImage
 
 
@@ -42,7 +42,7 @@ class Tiling:
 
 
 def tile_image(
-    path: str, size: tuple[int, int], images: int, tiling: Tiling, place: Place = (), crcs: tuple[int, ...] = ()
+    path: str, size: tuple[int, int], images: int, tiling: Tiling, place: Place = (), crcs: tuple[Mark, ...] = ()
 ) -> TiledImage:
     """Choose the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
     rule, share = TILINGS[tiling.rule], tiling.share(images)

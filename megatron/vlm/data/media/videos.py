@@ -5,8 +5,6 @@ packets that no edit list discards, the frame rate comes from the packets' times
 rotated as the header says. Checking reads all packets and decodes one frame.
 """
 
-import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,8 +23,9 @@ from megatron.vlm.data.media.containers import FILMS, MOST_PACKETS, open_contain
 from megatron.vlm.data.media.crc import opened
 from megatron.vlm.data.media.images import MAX_PIXELS
 from omnibal_ext.errors import Rejected, UserError, how_to_install
-from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.place import Mark, Place
 from omnibal_ext.modalities.vision.tiling import FRAMES, SQUARE, TiledImage
+from omnibal_ext.reading.files import open_regular, size_of
 from omnibal_ext.reading.memory import limited_memory
 
 if TYPE_CHECKING:
@@ -165,14 +164,13 @@ def _missing(scan: _Scan, container: "InputContainer") -> str:
 def check_file(path: Path, what: str = "video") -> None:
     """Raise `Rejected` (missing_video, unreadable_video, empty_video) unless it is a file with bytes."""
     try:
-        status = path.stat()
+        with open_regular(path) as file:
+            size = size_of(file)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Rejected(f"missing_{what}", f"{path}: no such file") from error
     except OSError as error:
         raise Rejected(f"unreadable_{what}", f"{path}: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode) or not os.access(path, os.R_OK):  # opening a named pipe would wait for ever
-        raise Rejected(f"unreadable_{what}", f"{path}: not a regular file that may be read")
-    if status.st_size == 0:
+    if not size:
         raise Rejected(f"empty_{what}", f"{path}: zero bytes")
 
 
@@ -220,12 +218,12 @@ def _numbered_frames(container: "InputContainer") -> "Iterator[tuple[range, Vide
 
 
 def read_frames(
-    path: Path, place: Place, numbers: Sequence[int], strict: bool = False, crc: int | None = None
+    path: Path, place: Place, numbers: Sequence[int], strict: bool = False, crc: Mark | None = None
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the frames of these numbers (from 0, ascending): upright RGB uint8 [height, width, 3].
 
     `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, Rejected for a
-    container that is not read, ValueError if the video ends too soon, and ChangedError if the CRC-32 is not `crc`
+    container that is not read, ValueError if the video ends too soon, and ChangedError if its mark is not `crc`
     (None: any).
     """
     left = list(numbers)

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.videos import MOST_FRAMES
-from megatron.vlm.data.schemas.schema import MOST_INPUTS, Schema, as_tuples, image_path, place_check
+from megatron.vlm.data.schemas.schema import MOST_INPUTS, Schema, as_tuples, image_path, mark_check, place_check
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.film.architecture import Film, FilmRule
 from omnibal_ext.reading.checks import Check, integer, listing, record, text
@@ -20,7 +19,7 @@ _INPUTS: Check[list[dict[str, Any]]] = listing(
             "tokens": integer(1, MOST_TOKENS),
             "files": listing(image_path, most=MOST_SEEN),
             "place": place_check,
-            "crcs": listing(integer(0, LARGEST), most=MOST_SEEN),
+            "crcs": listing(mark_check, most=MOST_SEEN),
         }
     ),
     most=MOST_INPUTS,

@@ -3,9 +3,8 @@
 from dataclasses import fields
 from typing import Any
 
-from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.videos import MOST_FRAMES
-from megatron.vlm.data.schemas.schema import MOST_INPUTS, Schema, as_tuples, image_path, place_check
+from megatron.vlm.data.schemas.schema import MOST_INPUTS, Schema, as_tuples, image_path, mark_check, place_check
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN
 from omnibal_ext.modalities.vision.tiling import FRAMES, TiledImage, VideoFrames
@@ -27,7 +26,7 @@ _FILM = maybe(
 )
 _FIELDS = tuple(field.name for field in fields(TiledImage))
 _PIXELS = integer(0, 2**31)
-_CRCS = listing(integer(0, LARGEST), most=MOST_FRAMES_SEEN)
+_CRCS = listing(mark_check, most=MOST_FRAMES_SEEN)
 _INPUTS: Check[list[dict[str, Any]]] = listing(
     record(
         {"path": text, "columns": TILES, "rows": TILES, "thumbnail": flag},

@@ -1,15 +1,20 @@
 """Fields of inputs as datasets list them: the JSON of a sample in the column `media`."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.images import path_below_root
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.modalities.item import Item, Rule
+from omnibal_ext.modalities.place import Mark
 from omnibal_ext.reading.checks import Check, integer, listing, one_of, text
 from omnibal_ext.reading.checks import anything as any_value
 
+MARK = re.compile(r"\d{1,18}-[!-~]{0,200}")
+"""Pattern of the mark of an object in a store: length and ETag."""
 MOST_INPUTS = 2**10
 """Most inputs of one kind in a sample."""
 
@@ -48,6 +53,13 @@ def place_check(where: str, value: Any) -> Any:
         for check, one in zip(rest, listing(any_value, len(rest), len(rest))(where, inside), strict=True):
             check(where, one)
     return value
+
+
+def mark_check(where: str, value: Any) -> Mark:
+    """Return a `Mark`. Raises UserError for what is none."""
+    if isinstance(value, str) and MARK.fullmatch(value):
+        return value
+    return integer(0, LARGEST)(where, value)
 
 
 def as_tuples(item: dict[str, Any], where: str) -> None:

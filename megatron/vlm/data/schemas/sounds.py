@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.sounds import MOST_SECONDS, RATES
-from megatron.vlm.data.schemas.schema import MOST_INPUTS, Schema, as_tuples, place_check
+from megatron.vlm.data.schemas.schema import MOST_INPUTS, Schema, as_tuples, mark_check, place_check
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.audio.sounds import Sound, SoundRule
@@ -21,7 +20,7 @@ _INPUTS: Check[list[dict[str, Any]]] = listing(
             "frames": integer(1, MOST_SAMPLES),
             "tokens": integer(1, MOST_SAMPLES),
             "place": place_check,
-            "crcs": listing(integer(0, LARGEST), most=1),
+            "crcs": listing(mark_check, most=1),
         },
         {"video": integer(-1, MOST_INPUTS), "turns": listing(integer(1, MOST_SAMPLES), most=MOST_SAMPLES)},
     ),

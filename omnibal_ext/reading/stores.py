@@ -1,0 +1,314 @@
+"""Object stores by fsspec, S3 by s3fs: paths that a command line names as SCHEME://BUCKET/KEY, and ranges of objects.
+
+The scheme is the user's alone: no text of a file becomes a `StorePath`, only what follows one below it. Configuration
+and credentials are fsspec's and s3fs's own; nothing of them is in a path, a message or what we write.
+"""
+
+import errno
+import logging
+import os
+import re
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from functools import cache, lru_cache
+from pathlib import Path, PosixPath, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omnibal_ext.errors import UserError, how_to_install
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+S3 = "s3"
+AT_ONCE = 16
+"""Requests of a process that are under way together."""
+SECONDS = 20.0
+"""Seconds of one try of a request, which asks for at most `MOST_A_REQUEST` bytes."""
+WAITS = (0.25, 1.0, 3.0)
+"""Seconds before each further try."""
+MOST_A_REQUEST = 2**23
+_GONE = ("NoSuchKey", "NotFound", "404")
+_OF_KEYS = (
+    "Credential", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "TokenRefresh", "SSO",
+    "RequestTimeTooSkewed", "Unauthorized", "401", "ProfileNotFound",
+)  # fmt: skip
+"""Parts of codes of errors about keys."""
+_OF_BUCKETS = (
+    "NoSuchBucket", "Redirect", "301", "307", "308", "AuthorizationHeaderMalformed", "LocationConstraint",
+    "ParamValidation",
+)  # fmt: skip
+_PASSES = ("SlowDown", "Throttl", "RequestTimeout", "429")
+_KEYS = "see to the keys of s3fs (AWS_PROFILE, ~/.aws, FSSPEC_S3_...) and start again: what is done is kept"
+_BUCKETS = "see to the bucket's name, region and endpoint (AWS_REGION, AWS_ENDPOINT_URL) and start again"
+_ANSWERS = "see to the store and the network, and start again: what is done is kept"
+
+
+class StoreError(UserError):
+    """A store gives nothing at all: no fault of an object, so it must not count as one (`raise_if_lost`)."""
+
+
+class StorePath(PosixPath):
+    """An object in a store, or the prefix of several: what readers ask of a `Path`. Names lead below it, or nowhere."""
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> "StorePath":
+        inside = PurePosixPath(name)
+        if inside.is_absolute() or ".." in inside.parts:
+            raise UserError(f"{str(name)[:200]!r}: leads out of {self}; names in data are relative, and below it")
+        return super().__truediv__(inside)
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket."""
+        return self.parts[1]
+
+    @property
+    def key(self) -> str:
+        """Name of the object in its bucket; "" for all of a bucket."""
+        return "/".join(self.parts[2:])
+
+    def absolute(self) -> "StorePath":
+        """Return the path itself."""
+        return self
+
+    def resolve(self, strict: bool = False) -> "StorePath":
+        """Return the path itself."""
+        return self
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return the size of an object, as that of a regular file. Raises OSError."""
+        size = head(self).total
+        return os.stat_result((stat.S_IFREG | stat.S_IRUSR, 0, 0, 1, 0, 0, size, 0, 0, 0))
+
+    def exists(self, **_: bool) -> bool:
+        """Return whether there is an object of this name, or one below it."""
+        try:
+            head(self)
+        except FileNotFoundError:
+            return self.is_dir()
+        return True
+
+    def is_file(self, **_: bool) -> bool:
+        """Return whether there is an object of this name."""
+        try:
+            head(self)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_dir(self, **_: bool) -> bool:
+        """Return whether objects are below this prefix; where they may not be listed, whether it has no ending."""
+        try:
+            return bool(_run(self, lambda store: _is_prefix(store, self)))
+        except PermissionError:
+            return not self.suffix
+
+    def rglob(self, pattern: str = "*", **_: Any) -> Iterator["StorePath"]:  # type: ignore[override]
+        """Yield all objects below this prefix (`pattern` is "*")."""
+        for name in _run(self, lambda store: _listed(store, self)):
+            yield type(self)(f"{self.parts[0]}//{store_key(name)}")
+
+
+def store_key(name: str) -> str:
+    """Return a name that fsspec lists without its scheme."""
+    return SCHEME.sub("", name, count=1).lstrip("/")
+
+
+def located(text: str) -> Path:
+    """Return the path that a user names: in a store if it has a scheme, else of a file.
+
+    Raises UserError for a chain of file systems, and for keys in the name, which would be written down.
+    """
+    scheme, is_url, rest = text.partition("://")
+    if not is_url or "/" in scheme:
+        return Path(text)
+    if "::" in text:
+        raise UserError(f"{scheme[:40]}://...: chains of file systems (::) are not read; name SCHEME://BUCKET/KEY")
+    bucket = rest.partition("/")[0]
+    if not SCHEME.match(text) or not bucket or "@" in bucket or "?" in text:
+        raise UserError(f"{scheme[:40]}://...: must be SCHEME://BUCKET/KEY, without keys, which are s3fs's to know")
+    return StorePath(text)
+
+
+class Range(NamedTuple):
+    """Bytes of an object; how many it has in all; its mark, which another version of it does not have."""
+
+    content: bytes
+    total: int
+    mark: str
+
+
+def read_range(path: StorePath, start: int, size: int) -> Range:
+    """Return up to `size` bytes from `start` on. Raises OSError for the object's faults, StoreError for the store's."""
+    found: Range = _run(path, lambda store: _range(store, path, start, size))
+    return found
+
+
+def begin_range(path: StorePath, start: int, size: int) -> "Future[Range]":
+    """Begin to read a range, beside what this process does."""
+    from asyncio import run_coroutine_threadsafe
+
+    from fsspec.asyn import get_loop
+
+    store = _store(path)
+    return run_coroutine_threadsafe(_tried(path, lambda: _range(store, path, start, size)), get_loop())
+
+
+FIRST = 2**15
+"""Bytes of an object that are read with its length and mark: the headers of nearly all media."""
+
+
+@lru_cache(maxsize=64)
+def head(path: StorePath, start: int = 0) -> Range:
+    """Return the first bytes of an object, or of what begins in it at `start`; kept for those who ask next. Raises as
+    `read_range`."""
+    return read_range(path, start, FIRST)
+
+
+_lost: list[StoreError] = []
+
+
+def raise_if_lost() -> None:
+    """Raise the StoreError that libraries took for a damaged file, if there was one."""
+    if _lost:
+        raise _lost.pop()
+
+
+def _store(path: StorePath) -> Any:
+    """Return the file system of a path's scheme, as the user has configured it, with limits where he has none."""
+    try:
+        import fsspec
+
+        _quieten()
+        scheme, options = path.parts[0].removesuffix(":"), dict[str, Any]()
+        if scheme == S3:
+            given = fsspec.config.conf.get(S3, {}).get("config_kwargs", {})
+            once = {"connect_timeout": SECONDS / 4, "read_timeout": SECONDS, "retries": {"total_max_attempts": 1}}
+            options["config_kwargs"] = {"max_pool_connections": AT_ONCE, **once, **given}
+        store = fsspec.filesystem(scheme, **options)
+    except ImportError as error:
+        raise UserError(f"{path}: reading it needs {error.name or 'a package'}: {how_to_install('remote')}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: {str(error)[:200]}; name a folder, or s3://BUCKET/PREFIX") from error
+    store.retries = 1  # `_tried` counts them
+    return store
+
+
+@cache
+def _quieten() -> None:
+    """Keep out of a log what clients say of each request: at its lower levels with the headers that sign it."""
+    for name in ("aiobotocore", "botocore", "fsspec", "s3fs"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _run(path: StorePath, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    from fsspec.asyn import get_loop, sync
+
+    store = _store(path)
+    return sync(get_loop(), _tried, path, lambda: work(store))
+
+
+@lru_cache(maxsize=1)
+def _gate(process: int) -> Any:
+    from asyncio import Semaphore  # which those who read no store need not import
+
+    return Semaphore(AT_ONCE)
+
+
+async def _tried(path: StorePath, work: Callable[[], Awaitable[Any]]) -> Any:
+    """Do the work, again after faults that pass, each time within `SECONDS`."""
+    from asyncio import sleep, wait_for
+
+    waits = iter(WAITS)
+    async with _gate(os.getpid()):
+        while True:
+            try:
+                return await wait_for(work(), SECONDS)
+            except Exception as error:  # what is below raises nearly anything
+                fault, passes = _fault(path, error)
+                if (wait := next(waits, None) if passes else None) is None:
+                    if isinstance(fault, StoreError):
+                        _lost[:] = [fault]
+                    raise fault from None
+            await sleep(wait)
+
+
+def _fault(path: StorePath, error: Exception) -> tuple[Exception, bool]:  # noqa: PLR0911 - a kind of fault a line
+    """Return the error to raise, and whether another try may help. Of what a store says only the code is told: its
+    texts may repeat keys."""
+    if isinstance(error, UserError):
+        return error, False
+    cause = error.__cause__ or error
+    reply = getattr(cause, "response", None) or {}
+    status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    code = re.sub(r"\W", "", str(reply.get("Error", {}).get("Code") or type(cause).__name__))[:60]
+
+    def said(of: tuple[str, ...]) -> bool:
+        return any(word in code for word in of)
+
+    if said(_GONE) or (not reply and isinstance(error, FileNotFoundError)):
+        return FileNotFoundError(errno.ENOENT, "no such object", str(path)), False
+    if said(_OF_KEYS) or status == 401:
+        return StoreError(f"{path}: the store refuses the keys ({code}); {_KEYS}"), False
+    if said(_OF_BUCKETS) or 300 <= status < 400:
+        return StoreError(f"{path}: no such bucket at this place ({code}); {_BUCKETS}"), False
+    if status == 403 or (not reply and isinstance(error, PermissionError)):
+        return PermissionError(errno.EACCES, f"no permission ({code})", str(path)), False
+    if 400 <= status < 500 and not said(_PASSES):
+        return OSError(errno.EIO, f"the store refuses it ({code})", str(path)), False
+    tries = f"{len(WAITS) + 1} tries of at most {SECONDS:g} seconds"
+    return StoreError(f"{path}: the store gives no answer ({code}; {tries}); {_ANSWERS}"), True
+
+
+async def _apart(work: Callable[..., Any], *words: Any) -> Any:
+    """Do what would keep the loop in a thread of its own."""
+    from asyncio import to_thread
+
+    return await to_thread(work, *words)
+
+
+async def _range(store: Any, path: StorePath, start: int, size: int) -> Range:
+    if not path.key:
+        raise FileNotFoundError(str(path))  # a bucket, which is no object
+    if not hasattr(store, "_call_s3"):
+        return await _apart(_range_of_others, store, path, start, size)
+    asked = {"Bucket": path.bucket, "Key": path.key, "Range": f"bytes={start}-{start + size - 1}"}
+    try:
+        reply = await store._call_s3("get_object", **asked)
+    except OSError as error:
+        if "InvalidRange" not in str(getattr(error.__cause__, "response", "")) or start:
+            raise
+        return Range(b"", 0, "0-")  # an object of no bytes has no ranges
+    async with reply["Body"] as body:
+        content = await body.read()
+    total = str(reply.get("ContentRange", "")).rpartition("/")[2]
+    if not total.isdecimal():
+        raise UserError(f"{path}: the store does not answer by ranges, which readers of files need; copy them")
+    if len(content) != min(size, int(total) - start):
+        raise ConnectionError("cut off")
+    return Range(content, int(total), f"{total}-{str(reply.get('ETag', '')).strip(chr(34))}")
+
+
+def _range_of_others(store: Any, path: StorePath, start: int, size: int) -> Range:
+    """Read a range of another file system than S3's, in two requests."""
+    name = str(path)
+    total = int(store.info(name)["size"])
+    content = store.cat_file(name, start=start, end=min(start + size, total)) if start < total else b""
+    return Range(content, total, f"{total}-{store.ukey(name)[:40]}")
+
+
+async def _is_prefix(store: Any, path: StorePath) -> bool:
+    if not hasattr(store, "_call_s3"):
+        return bool(await _apart(store.isdir, str(path)))
+    prefix = f"{path.key}/" if path.key else ""
+    reply = await store._call_s3("list_objects_v2", Bucket=path.bucket, Prefix=prefix, MaxKeys=1)
+    return bool(reply.get("Contents"))
+
+
+async def _listed(store: Any, path: StorePath) -> list[str]:
+    if hasattr(store, "_find"):
+        return [*await store._find(str(path))]
+    return [*await _apart(store.find, str(path))]

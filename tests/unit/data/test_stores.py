@@ -1,0 +1,350 @@
+"""Media in a store are those of the folder that it serves, at few requests; faults are one line each, or pass."""
+
+import io
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from examples.demo.data import make_demo_data
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.loader import Needs, PackDataset, microbatches
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import measure, preprocess
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.reading import objects, stores
+from omnibal_ext.reading.files import open_plain, open_regular, size_of
+from omnibal_ext.reading.stores import StoreError, StorePath, located
+from tests import store
+from tests.demo import demo_packs, demo_recipe, turns, written
+from tests.media import seen, tiles_of
+from tests.unit.data.clips import inside, noise
+from tests.unit.data.test_crc import encoded
+
+store.required()
+COUNT = 6
+SAID = turns("<image>\nabc?", "abc")
+EVERYTHING = Needs(frozenset({"tiles"}), tokens=True, labels=True)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    make_demo_data(folder, samples=1, heldout_samples=1, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[store.Store]:
+    with store.running(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def served(server: store.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[store.Store]:
+    """The store, without faults or anything known of it; retries take hundredths of seconds."""
+    stores.head.cache_clear()
+    server.seen.clear()
+    server.fault, server.delay, server.most, server.sent = lambda number, key: None, 0.0, 0, 0
+    monkeypatch.setattr(stores, "WAITS", (0.01, 0.02, 0.04))
+    yield server
+    stores._lost.clear()
+
+
+def pictures(folder: Path, ending: str = "jpg", count: int = COUNT) -> Path:
+    """Conversations about a picture each."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        (folder / f"{number}.{ending}").write_bytes(encoded(number, {"jpg": "JPEG"}.get(ending, ending)))
+    said = ({"image": f"{number}.{ending}", "conversations": SAID} for number in range(count))
+    return written(folder / "chat.jsonl", *said)
+
+
+def both(words: Path, served: store.Store, file: Path, output: Path) -> tuple[ChatDataset, ChatDataset]:
+    """Datasets of a file below the store's root: read from the folder, and from the store."""
+    found = []
+    for name, path in (("local", file), ("stored", located(served.url) / file.relative_to(served.root))):
+        recipe = replace(demo_recipe(words, max_tiles=6), image_root=path.parent)
+        preprocess(open_job([path], recipe, output / name), max_rejects=0)
+        found.append(ChatDataset(output / name))
+    return found[0], found[1]
+
+
+def packs(data: ChatDataset) -> PackDataset:
+    index = demo_packs(
+        data, data.folder.with_name(f"{data.folder.name}-packs"), PackOptions(vit_budget=30, llm_budget=400)
+    )
+    return PackDataset(data, index, EVERYTHING)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_reads_of_an_object_are_those_of_the_file(served: store.Store, seed: int) -> None:
+    draw = random.Random(seed)
+    content = draw.randbytes(draw.choice([1, stores.FIRST, stores.FIRST + 1, 700_001]))
+    (served.root / f"reads{seed}").write_bytes(content)
+    with open_plain(located(f"{served.url}/reads{seed}"), "") as file:
+        assert size_of(file) == len(content)
+        for _ in range(50):
+            start, size = draw.randrange(len(content) + 9), draw.randrange(90_000)
+            file.seek(start)
+            assert file.read(size) == content[start : start + size]
+        file.seek(0)
+        assert b"".join(iter(lambda: file.readline(5000), b"")) == content
+        assert file.seek(-1, io.SEEK_END) == len(content) - 1
+
+
+def test_reading_in_order_takes_few_requests(served: store.Store) -> None:
+    (served.root / "long").write_bytes(bytes(2**22))
+    with open_plain(located(f"{served.url}/long"), "") as file:
+        assert len(b"".join(iter(lambda: file.read(1000), b""))) == 2**22
+    assert len(served.seen) <= 8
+
+
+KINDS = ("jpg", "png", "tar", "base64", "parquet", "list")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dataset_of_a_store_is_the_folders(words: Path, served: store.Store, tmp_path: Path, kind: str) -> None:
+    folder = served.root / f"same-{kind}"
+    if kind in ("jpg", "png", "list"):
+        file = pictures(folder, "png" if kind == "png" else "jpg")
+    else:
+        folder.mkdir()
+        file = inside(kind, folder, "image", [encoded(number) for number in range(COUNT)], SAID)
+    if kind == "list":
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        (file := folder / "list.json").write_text(json.dumps(lines))
+    local, far = both(words, served, file, tmp_path)
+    assert [*local.sizes.tiles], [*local.sizes.tokens] == ([*far.sizes.tiles], [*far.sizes.tokens])
+    for number in range(COUNT):
+        here, there = local.sample(number), far.sample(number)
+        assert np.array_equal(here.text[0], there.text[0])
+        assert np.array_equal(tiles_of(here), tiles_of(there))
+    noted = {type(mark) for number in range(COUNT) for mark in far.sample(number).images[0].crcs}
+    assert noted == ({int} if kind in ("base64", "parquet") else {str})  # these were read whole
+
+
+def test_the_size_of_a_photograph_costs_one_request_of_kilobytes(
+    words: Path, served: store.Store, tmp_path: Path
+) -> None:
+    folder = served.root / "large"
+    pictures(folder, count=40)
+    for number in range(40):
+        Image.fromarray(noise(1, 1600, 1200, seed=number)[0]).save(folder / f"{number}.jpg", quality=95)
+    assert (folder / "0.jpg").stat().st_size > 10 * stores.FIRST
+    recipe = replace(demo_recipe(words, max_tiles=6), image_root=located(f"{served.url}/large"))
+    preprocess(open_job([located(f"{served.url}/large/chat.jsonl")], recipe, tmp_path / "data"), max_rejects=0)
+    asked = [line for line in served.seen if ".jpg" in line]
+    assert len(asked) == 40
+    assert len(served.seen) <= 1.2 * 40
+    assert served.sent <= 41 * stores.FIRST
+    served.seen.clear()
+    measure([located(f"{served.url}/large/chat.jsonl")], replace(recipe, image_checksums=False))
+    assert served.sent <= 2 * 41 * stores.FIRST
+
+
+@pytest.mark.parametrize("kind", ["jpg", "tar"])
+def test_a_changed_object_is_named_and_its_sample_weighs_nothing(
+    words: Path, served: store.Store, tmp_path: Path, kind: str
+) -> None:
+    folder = served.root / f"changed-{kind}"
+    if kind == "tar":
+        folder.mkdir()
+        file = inside("tar", folder, "image", [encoded(number) for number in range(COUNT)], SAID)
+    else:
+        file = pictures(folder)
+    data = packs(both(words, served, file, tmp_path)[1])
+    assert not any(batch.broken for batch in microbatches(data, range(data.index.num_packs)))
+    changed = file if kind == "tar" else folder / "3.jpg"
+    kept = changed.read_bytes()
+    changed.write_bytes(kept[:600] + bytes([kept[600] ^ 1]) + kept[601:])
+    broken = [fault for batch in microbatches(data, range(data.index.num_packs)) for fault in batch.broken]
+    assert len(broken) == (COUNT if kind == "tar" else 1)
+    assert all("is not what was preprocessed" in why and str(located(served.url)) in why for _, why in broken)
+    taken = PackDataset(ChatDataset(data.data.folder, checks_images=False), data.index, EVERYTHING)
+    assert not any("not what was" in why for pack in range(data.index.num_packs) for _, why in taken[pack].broken)
+
+
+def test_packs_read_ahead_are_the_folders_and_nothing_is_left_begun(
+    words: Path, served: store.Store, tmp_path: Path
+) -> None:
+    local, far = map(packs, both(words, served, pictures(served.root / "ahead", count=24), tmp_path))
+    numbers = [*range(local.index.num_packs), -1, *range(local.index.num_packs)]
+    served.seen.clear()
+    served.delay = 0.02
+    for here, there in zip(map(local.__getitem__, numbers), microbatches(far, numbers), strict=True):
+        assert not there.broken
+        if here.pack >= 0:
+            assert torch.equal(seen(here).values, seen(there).values)  # type: ignore[arg-type]
+            assert torch.equal(here.input_ids, there.input_ids)  # type: ignore[arg-type]
+    assert len(served.seen) == 2 * 24  # each object once a pass
+    assert served.most > 4
+    assert objects.in_flight() == 0
+
+
+def test_what_is_in_flight_is_bounded(served: store.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    (served.root / "one").write_bytes(bytes(1000))
+    monkeypatch.setattr(objects, "MOST_AHEAD", 2500)
+    path = located(f"{served.url}/one")
+    assert isinstance(path, StorePath)
+    begun = [objects.begin(path, start, 1000) for start in (0, 1, 2, 0)]
+    assert [key is not None for key in begun] == [True, True, False, False]
+    for key in filter(None, begun):
+        objects.forget(key)
+    assert objects.in_flight() == 0
+
+
+ENDS = {
+    "status 403": "no permission", "status 404": "no such", "status 400": "keys", "status 301": "bucket",
+    "status 500": "no answer", "status 503": "no answer", "cut": "no answer", "stall": "no answer",
+}  # fmt: skip
+"""What is said of a fault that does not pass."""
+
+
+@pytest.mark.parametrize("fault", ENDS)
+def test_a_fault_that_stays_is_a_line_without_keys(
+    served: store.Store, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(stores, "SECONDS", 0.5)
+    (served.root / "one").write_bytes(bytes(1000))
+    kind, _, code = fault.partition(" ")
+    served.fault = lambda number, key: (kind, float(code or {"cut": 0.5, "stall": 9.0}[kind]))
+    with pytest.raises((OSError, StoreError)) as raised:
+        open_regular(located(f"{served.url}/one"))
+    line = str(raised.value)
+    assert ENDS[fault] in line
+    assert f"{served.url}/one" in line
+    assert "\n" not in line
+    assert store.KEY not in line
+    assert store.SECRET not in line
+    is_of_store = ENDS[fault] in ("keys", "bucket", "no answer")
+    assert isinstance(raised.value, StoreError) == is_of_store
+    if is_of_store:
+        with pytest.raises(StoreError):
+            stores.raise_if_lost()
+    stores.raise_if_lost()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_faults_at_random_pass_or_are_a_line_each(
+    words: Path, served: store.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Thirty objects, each with a fault of its own that may pass; of those that do not, the run says so or ends."""
+    monkeypatch.setattr(stores, "SECONDS", 0.7)
+    draw, count = random.Random(seed), 30
+    local, far = map(packs, both(words, served, pictures(served.root / f"faults{seed}", count=count), tmp_path))
+    passing = [("status", 500.0), ("status", 503.0), ("cut", 0.5), ("cut", 0.0), ("slow", 0.1), ("stall", 9.0)]
+    staying = [("status", 403.0), ("status", 404.0)]
+    met = {f"faults{seed}/{number}.jpg": draw.choice(passing + staying) for number in range(count)}
+    tries = dict.fromkeys(met, 0)
+
+    def fault(number: int, key: str) -> store.Fault | None:
+        tries[key] += 1
+        return met[key] if met[key] in staying or tries[key] <= 1 + number % 2 else None
+
+    served.fault = fault
+    numbers, broken = range(local.index.num_packs), dict[int, str]()
+    for here, there in zip(map(local.__getitem__, numbers), microbatches(far, numbers), strict=True):
+        broken |= dict(there.broken)
+        if not there.broken:
+            assert torch.equal(seen(here).values, seen(there).values)  # type: ignore[arg-type]
+    due = {number for number in range(count) if met[f"faults{seed}/{number}.jpg"] in staying}
+    assert broken.keys() == due
+    for why in broken.values():
+        assert "\n" not in why
+        assert store.KEY not in why
+        assert "no permission" in why or "no such" in why
+
+
+def test_a_store_that_is_lost_ends_the_run_and_is_no_bad_sample(
+    words: Path, served: store.Store, tmp_path: Path
+) -> None:
+    data = both(words, served, pictures(served.root / "lost"), tmp_path)[1]
+    served.fault = lambda number, key: ("status", 500.0)
+    with pytest.raises(StoreError, match="gives no answer"):
+        [*microbatches(packs(data), range(1))]
+    stores.head.cache_clear()
+    recipe = replace(demo_recipe(words), image_root=located(f"{served.url}/lost"))
+    served.fault = lambda number, key: ("status", 500.0) if key.endswith("jpg") else None
+    with pytest.raises(UserError, match="gives no answer"):
+        preprocess(open_job([located(f"{served.url}/lost/chat.jsonl")], recipe, tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
+NAMES = {
+    "s3://bucket/secret/a.jpg": "remote_image", "http://x.org/a.jpg": "remote_image", "../secret/a.jpg": "path_outside",
+    "/secret/a.jpg": "path_outside", "memory://x/a.jpg": "remote_image", "cache::s3://bucket/secret/a.jpg": "missing",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_record_leads_out_of_the_root(words: Path, served: store.Store, tmp_path: Path, name: str) -> None:
+    folder = served.root / f"root{[*NAMES].index(name)}"
+    pictures(folder)
+    (served.root / "secret").mkdir(exist_ok=True)
+    (served.root / "secret/a.jpg").write_bytes(encoded(0, "JPEG"))
+    written(folder / "chat.jsonl", {"image": name, "conversations": SAID}, {"image": "0.jpg", "conversations": SAID})
+    root = located(f"{served.url}/{folder.name}")
+    recipe = replace(demo_recipe(words), image_root=root)
+    manifest = preprocess(open_job([root / "chat.jsonl"], recipe, tmp_path / "data"))
+    assert manifest["samples"] == 1
+    assert NAMES[name] in str(manifest["rejected_by_reason"])
+    assert not any(line.startswith(f"GET /{store.BUCKET}/secret") for line in served.seen)
+
+
+def test_a_meta_file_of_a_store_names_what_is_beside_it(words: Path, served: store.Store, tmp_path: Path) -> None:
+    folder = served.root / "meta"
+    pictures(folder / "inner")
+    recipe = demo_recipe(words)
+    for annotation, root, is_read in (
+        ("inner/chat.jsonl", "inner", True), ("/etc/passwd", "inner", False), ("../lost/chat.jsonl", "inner", False),
+        ("inner/chat.jsonl", "..", False),
+    ):  # fmt: skip
+        (folder / "meta.json").write_text(json.dumps({"one": {"annotation": annotation, "root": root}}))
+        stores.head.cache_clear()
+        given = [located(f"{served.url}/meta/meta.json")]
+        if is_read:
+            assert preprocess(open_job(given, recipe, tmp_path / "data"))["samples"] == COUNT
+        else:
+            with pytest.raises(UserError, match="leads out of"):
+                open_job(given, recipe, tmp_path / "other")
+
+
+def test_a_dataset_moves_between_folder_and_store(words: Path, served: store.Store, tmp_path: Path) -> None:
+    file = pictures(served.root / "moves")
+    local, far = both(words, served, file, tmp_path)
+    root = located(f"{served.url}/moves")
+    for data, path in ((local, root / "chat.jsonl"), (far, file)):
+        recipe = replace(demo_recipe(words, max_tiles=6), image_root=path.parent)
+        preprocess(open_job([path], recipe, data.folder), max_rejects=0)
+        moved = ChatDataset(data.folder)
+        assert moved.sources.are_stored == isinstance(path, StorePath)
+        for number in range(COUNT):
+            assert np.array_equal(tiles_of(moved.sample(number)), tiles_of(local.sample(number)))
+    (served.root / "moves/1.jpg").write_bytes(b"shorter")
+    with pytest.raises(UserError, match="is not what was preprocessed: length 7"):
+        tiles_of(ChatDataset(far.folder).sample(1))
+
+
+def test_other_schemes_are_passed_on(words: Path, tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    file = pictures(tmp_path / "files")
+    memory = fsspec.filesystem("memory")
+    for path in file.parent.iterdir():
+        memory.pipe(f"/place/{path.name}", path.read_bytes())
+    root = located("memory://place")
+    recipe = replace(demo_recipe(words, max_tiles=6), image_root=root)
+    preprocess(open_job([root / "chat.jsonl"], recipe, tmp_path / "data"), max_rejects=0)
+    data = ChatDataset(tmp_path / "data")
+    assert len(data) == COUNT
+    tiles_of(data.sample(0))
+    memory.pipe("/place/0.jpg", encoded(9, "JPEG"))
+    with pytest.raises(UserError, match="is not what was preprocessed"):
+        tiles_of(data.sample(0))
