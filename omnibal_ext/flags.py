@@ -254,21 +254,26 @@ def needs_missing(
     ]
 
 
-IN_STORES = ("input", "image_root")
+IN_STORES = ("input", "image_root", "stores")
 """Flags that may name a store."""
-_STORE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}[^/]")
+_PLACES = re.compile(
+    r"(^|_)(adapters|checkpoint|config|costs|data|dir|file|folder|hf|iterations|like|load|model|of|order|output|packs|"
+    r"path|peft|plan|preset|profile|report|run|save|sizes|template|trace|weights)(_|$)"
+)
+"""Words in the attributes of flags that name files and folders; others have texts, in which an address may stand."""
+_STORE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}[^/]")
 """Pattern of a store's name, also as a path has it, which joins slashes."""
 OF_FILES = "datasets, packs, profiles, plans and saves stay on a file system, whose renames and locks they need"
 
 
 def in_stores(values: Mapping[str, Any], written: Callable[[str], str]) -> list[str]:
-    """Return a line for every flag that names an object store but is not of `IN_STORES`."""
+    """Return a line for every flag that names an object store but is not of `IN_STORES`; an address may have keys."""
     return [
-        f"{written(name)} {value}: {OF_FILES}; only --input and --image-root may name a store"
+        f"{written(name)} {store[1]}://...: {OF_FILES}; only --input and --image-root may name a store"
         for name, given in values.items()
-        if name not in IN_STORES
+        if name not in IN_STORES and _PLACES.search(name)
         for value in (given if isinstance(given, list) else [given])
-        if isinstance(value, str | PurePath) and _STORE.match(str(value))
+        if isinstance(value, str | PurePath) and (store := _STORE.match(str(value)))
     ]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from omnibal_ext import adapters
 from omnibal_ext.costs.states import add_state_flags
 from omnibal_ext.flags import Interval
+from omnibal_ext.reading.stores import store_named
 
 Group = ArgumentParser | _ArgumentGroup
 PARTS_WITH_RATES = ("vit", "projector")
@@ -36,6 +37,17 @@ def _add_rates(group: Group) -> None:
         default="token",
         choices=("token", "square", "sample"),
         help="mean over the global batch's tokens, over its samples, or square-root weighting between (InternVL)",
+    )
+
+
+def _add_stores(group: Group) -> None:
+    group.add_argument(
+        "--stores",
+        type=store_named,
+        action="extend",
+        nargs="+",
+        metavar="SCHEME://BUCKET",
+        help="object stores in which a dataset's inputs and images may lie (omnibal launch: also those of --input)",
     )
 
 
@@ -83,6 +95,7 @@ def _add_megatron(group: Group) -> None:
 TRAINER_FLAGS: dict[str, Callable[[Group], None]] = {
     "what is trained": _add_trained,
     "rates of parts, and the loss": _add_rates,
+    "where images may lie": _add_stores,
     "what may go wrong": _add_tolerances,
     "what is recorded": _add_records,
 }

@@ -19,6 +19,7 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Need, ToolParser
 from omnibal_ext.output import say
+from omnibal_ext.reading.stores import store_named
 
 
 def main() -> None:
@@ -86,6 +87,7 @@ NEEDS = (
     Need("adapters", "--from-hf: the model that they were trained on", lambda given: given.from_hf),
     Need("like", "--to-hf or --to-peft", lambda given: not given.from_hf),
     Need("data", "--check", lambda given: given.check),
+    Need("stores", "--data", lambda given: given.data),
     Need("check", "--from-hf or --to-hf", lambda given: not given.to_peft),
 )
 
@@ -102,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--like", metavar="DIR", help="the model it came from, if that is not found")
     add("--check", action="store_true", help="compare logits with Hugging Face's; fail past 1e-4")
     add("--data", metavar="DATASET", help="with --check: on two samples of it, not on random ones")
+    add("--stores", type=store_named, nargs="+", metavar="STORE", help="with --data: where its images may lie")
     add("--json", action="store_true", help="print one JSON object")
     return parser
 

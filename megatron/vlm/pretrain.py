@@ -139,10 +139,11 @@ class Trainer:
 
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(self.plan.placement, vp_stage)].layers
-        index = PackedIndex.open(packs)
+        index, opened = PackedIndex.open(packs), ChatDataset(data, checks_images=self.args.image_checksums)
+        opened.sources.refuse_foreign()
         self.teams.open(index.widths)
         return PackDataset(
-            ChatDataset(data, checks_images=self.args.image_checksums),
+            opened,
             index,
             Needs.of(self.plan.chain[first:end], self.architecture.language),
             sequence_multiple(self.args),

@@ -27,7 +27,7 @@ from omnibal_ext.packing.costs import are_patches
 from omnibal_ext.packing.widths import check_widths
 from omnibal_ext.preprocess_flags import preprocess_parser
 from omnibal_ext.reading.document import decode
-from omnibal_ext.reading.stores import located
+from omnibal_ext.reading.stores import StorePath, located
 from omnibal_ext.sizes import Sizes
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
@@ -107,13 +107,20 @@ def _add_usual_flags(arguments: argparse.Namespace) -> None:
 
 
 def check_paths(arguments: argparse.Namespace) -> None:
-    """Raise UserError if files of --input or the folder of --image-root do not exist, or --run-dir is a file."""
+    """Raise UserError if files of --input or the folder of --image-root do not exist, or --run-dir is a file; give the
+    trainer the stores in which they lie."""
     if Path(arguments.run_dir).exists() and not Path(arguments.run_dir).is_dir():
         raise UserError(f"--run-dir {arguments.run_dir}: is a file; name a folder, new or of the run so far")
-    for path in arguments.input or ():
-        check_exists(located(path))
-    if arguments.input and arguments.image_root:
-        refuse_no_images(located(arguments.image_root))
+    if not arguments.input:
+        return
+    paths = [*map(located, arguments.input)]
+    for path in paths:
+        check_exists(path)
+    if arguments.image_root:
+        paths.append(located(arguments.image_root))
+        refuse_no_images(paths[-1])
+    if stores := {path.store for path in paths if isinstance(path, StorePath)}:
+        arguments.megatron += ["--stores", *sorted(stores)]
 
 
 def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:

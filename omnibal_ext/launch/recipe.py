@@ -20,7 +20,7 @@ REMEDY = 'give a JSON object {"flags": {"model": ..., "llm-budget": ...}}, or in
 OF_THE_RUN = ("run-dir", "config", "dry-run", "check", "fresh", "json", "progress")
 """Flags that are not part of a recipe: where a run is, and how it is started."""
 BY_HAND = frozenset((
-    *("trust", "download", "rdzv-endpoint"),
+    *("trust", "download", "rdzv-endpoint", "stores"),
     *("save", "metrics-file", "tensorboard-dir", "wandb-save-dir", "memory-snapshot-path", "flight-recorder-dump-path"),
     *("wandb-project", "wandb-exp-name", "wandb-entity", "log-straggler", "straggler-ctrlr-port"),
 ))  # fmt: skip
@@ -48,6 +48,8 @@ def with_recipe(words: Sequence[str]) -> list[str]:
     path = str(_found(path))
     recipe = read_json(path, RECIPE, REMEDY)
     noted = recipe.get("megatron", ())
+    if any(SCHEME.match(word.rpartition("=")[2]) for word in noted):
+        raise UserError(f"{path}: megatron names a store, which no file may: give --stores on the command line")
     _refuse_by_hand(path, {*recipe["flags"], *_values(noted)} - {*given, *_values(megatron)})
     found = [
         word

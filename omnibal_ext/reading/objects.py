@@ -2,9 +2,21 @@
 
 import errno
 import io
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omnibal_ext.reading.stores import FIRST, MOST_A_REQUEST, Range, StorePath, begin_range, head, read_range
+from omnibal_ext.reading.stores import (
+    FIRST,
+    MOST_A_REQUEST,
+    PATIENCE,
+    Range,
+    StoreError,
+    StorePath,
+    begin_range,
+    head,
+    lost,
+    read_range,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -82,6 +94,9 @@ class _Begun(NamedTuple):
 
 Key = tuple[StorePath, int]
 _begun: dict[Key, _Begun] = {}
+os.register_at_fork(after_in_child=_begun.clear)  # nobody there would end these requests
+LONGEST = 4 * PATIENCE
+"""Seconds that are waited for what was begun, behind others that were before."""
 
 
 def begin(path: StorePath, start: int, size: int) -> Key | None:
@@ -110,7 +125,10 @@ def _taken(path: StorePath, start: int) -> Range | None:
     """Return what was begun, now whole. Raises OSError, StoreError."""
     if (found := _begun.pop((path, start), None)) is None:
         return None
-    parts = [one.result() for one in found.ranges]
+    try:
+        parts = [one.result(LONGEST) for one in found.ranges]
+    except TimeoutError:
+        raise lost(StoreError(f"{path}: the store gives no answer in {LONGEST:g} s; start again")) from None
     for part in parts:
         refuse_other(path, part.mark, parts[0].mark)
     return parts[0]._replace(content=b"".join(part.content for part in parts))

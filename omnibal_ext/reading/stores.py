@@ -1,7 +1,8 @@
 """Object stores by fsspec, S3 by s3fs: paths that a command line names as SCHEME://BUCKET/KEY, and ranges of objects.
 
-The scheme is the user's alone: no text of a file becomes a `StorePath`, only what follows one below it. Configuration
-and credentials are fsspec's and s3fs's own; nothing of them is in a path, a message or what we write.
+The store is the user's alone: what a file says becomes a `StorePath` only in a bucket that the command line named
+(`located_in_file`), or below one. Configuration and credentials are fsspec's and s3fs's own; nothing of them is in a
+path, a message or what we write.
 """
 
 import errno
@@ -9,9 +10,12 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Awaitable, Callable, Iterator
-from functools import cache, lru_cache
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from functools import cache, lru_cache, partial
+from itertools import count
 from pathlib import Path, PosixPath, PurePosixPath
+from random import SystemRandom
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omnibal_ext.errors import UserError, how_to_install
@@ -21,14 +25,20 @@ if TYPE_CHECKING:
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 S3 = "s3"
+SCHEMES = (S3, "gs", "gcs", "abfs", "az", "memory")
+"""Of object stores. What reads hosts that an address names, or this machine's files, is none."""
+_BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 AT_ONCE = 16
 """Requests of a process that are under way together."""
 SECONDS = 20.0
 """Seconds of one try of a request, which asks for at most `MOST_A_REQUEST` bytes."""
-WAITS = (0.25, 1.0, 3.0)
-"""Seconds before each further try."""
+PATIENCE = 60.0
+"""Seconds of all tries of a request."""
+WAIT, LONGEST_WAIT = 0.25, 8.0
+"""Seconds at most before the second try, twice as many before each further one, and before any."""
 MOST_A_REQUEST = 2**23
-_GONE = ("NoSuchKey", "NotFound", "404")
+_GONE = frozenset(("NoSuchKey", "NotFound", "404"))
+"""Codes of a store's answer that it has no such object."""
 _OF_KEYS = (
     "Credential", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "TokenRefresh", "SSO",
     "RequestTimeTooSkewed", "Unauthorized", "401", "ProfileNotFound",
@@ -38,10 +48,13 @@ _OF_BUCKETS = (
     "NoSuchBucket", "Redirect", "301", "307", "308", "AuthorizationHeaderMalformed", "LocationConstraint",
     "ParamValidation",
 )  # fmt: skip
-_PASSES = ("SlowDown", "Throttl", "RequestTimeout", "429")
+_PASSES = ("SlowDown", "Throttl", "RequestTimeout")
+_OF_CONNECTIONS = frozenset(("ConnectionError", "HTTPClientError", "IncompleteReadError", "ClientError"))
+"""Classes of botocore's and aiohttp's errors on the way to a store and back; others of theirs do not pass."""
 _KEYS = "see to the keys of s3fs (AWS_PROFILE, ~/.aws, FSSPEC_S3_...) and start again: what is done is kept"
 _BUCKETS = "see to the bucket's name, region and endpoint (AWS_REGION, AWS_ENDPOINT_URL) and start again"
 _ANSWERS = "see to the store and the network, and start again: what is done is kept"
+_SETTINGS = "see to the settings of fsspec and its packages, and start again"
 
 
 class StoreError(UserError):
@@ -59,6 +72,16 @@ class StorePath(PosixPath):
         if inside.is_absolute() or ".." in inside.parts:
             raise UserError(f"{str(name)[:200]!r}: leads out of {self}; names in data are relative, and below it")
         return super().__truediv__(inside)
+
+    @property
+    def store(self) -> str:
+        """SCHEME://BUCKET."""
+        return f"{self.parts[0]}//{self.bucket}"
+
+    @property
+    def is_s3(self) -> bool:
+        """Whether s3fs reads it, by requests of ours."""
+        return self.parts[0] == f"{S3}:"
 
     @property
     def bucket(self) -> str:
@@ -107,29 +130,73 @@ class StorePath(PosixPath):
             return not self.suffix
 
     def rglob(self, pattern: str = "*", **_: Any) -> Iterator["StorePath"]:  # type: ignore[override]
-        """Yield all objects below this prefix (`pattern` is "*")."""
-        for name in _run(self, lambda store: _listed(store, self)):
-            yield type(self)(f"{self.parts[0]}//{store_key(name)}")
+        """Yield all objects below this prefix (`pattern` is "*"), page by page. Raises UserError for keys that a path
+        does not keep as they are."""
+        token: str | None = None
+        while True:
+            keys, following = _run(self, partial(_page, path=self, token=token))
+            for key in keys:
+                path = type(self)(f"{self.store}/{key}")
+                if path.key != key or ".." in path.parts or "::" in key or "?" in key:
+                    raise UserError(f"{self}: has keys with '//', '..', '::' or '?', which are not read; rename them")
+                yield path
+            if following is None:
+                return
+            if following == token:
+                raise StoreError(f"{self}: the store lists the same page again and again; {_ANSWERS}")
+            token = following
 
 
-def store_key(name: str) -> str:
-    """Return a name that fsspec lists without its scheme."""
-    return SCHEME.sub("", name, count=1).lstrip("/")
+_named = set[str]()
+
+
+def named_stores() -> frozenset[str]:
+    """Return the SCHEME://BUCKET of every store that this process's command line names."""
+    return frozenset(_named)
 
 
 def located(text: str) -> Path:
-    """Return the path that a user names: in a store if it has a scheme, else of a file.
+    """Return the path that a user names on the command line: in a store if it has a scheme, else of a file.
 
-    Raises UserError for a chain of file systems, and for keys in the name, which would be written down.
+    Raises UserError for what is no object store, for a chain of file systems, and for keys in the name, which would be
+    written down.
     """
+    path = _parsed(text)
+    if isinstance(path, StorePath):
+        _named.add(path.store)
+    return path
+
+
+def store_named(text: str) -> str:
+    """Return a store's name as it is, noted as the user's. Raises UserError as `located`, and for a file's name."""
+    if not isinstance(located(text), StorePath):
+        raise UserError(f"{text[:200]!r}: is no store; name SCHEME://BUCKET")
+    return text
+
+
+def located_in_file(text: str, named: Collection[str]) -> Path:
+    """Return the path that a file of a dataset names, as `located`: files may be a stranger's, so in a store only if it
+    is one of `named`, the `named_stores` of a command line. Raises UserError for any other."""
+    path = _parsed(text)
+    if isinstance(path, StorePath) and path.store not in named:
+        raise UserError(f"{path.store}: is named by a file, not by the command line; if it is yours, {NAME_IT}")
+    return path
+
+
+NAME_IT = "give --stores SCHEME://BUCKET"
+
+
+def _parsed(text: str) -> Path:
     scheme, is_url, rest = text.partition("://")
     if not is_url or "/" in scheme:
         return Path(text)
+    said = f"{scheme if scheme.isalnum() else ''}://..."[:40]
     if "::" in text:
-        raise UserError(f"{scheme[:40]}://...: chains of file systems (::) are not read; name SCHEME://BUCKET/KEY")
-    bucket = rest.partition("/")[0]
-    if not SCHEME.match(text) or not bucket or "@" in bucket or "?" in text:
-        raise UserError(f"{scheme[:40]}://...: must be SCHEME://BUCKET/KEY, without keys, which are s3fs's to know")
+        raise UserError(f"{said}: chains of file systems (::) are not read; name SCHEME://BUCKET/KEY")
+    if scheme not in SCHEMES:
+        raise UserError(f"{said}: is no object store; name {', '.join(SCHEMES[:-1])}, as in s3://BUCKET/KEY")
+    if not _BUCKET.fullmatch(rest.partition("/")[0]) or "?" in text:
+        raise UserError(f"{said}: must be SCHEME://BUCKET/KEY, without keys, which are s3fs's to know")
     return StorePath(text)
 
 
@@ -169,6 +236,13 @@ def head(path: StorePath, start: int = 0) -> Range:
 
 
 _lost: list[StoreError] = []
+os.register_at_fork(after_in_child=_lost.clear)
+
+
+def lost(error: StoreError) -> StoreError:
+    """Note an error for `raise_if_lost`; return it."""
+    _lost[:] = [error]
+    return error
 
 
 def raise_if_lost() -> None:
@@ -219,29 +293,38 @@ def _gate(process: int) -> Any:
 
 
 async def _tried(path: StorePath, work: Callable[[], Awaitable[Any]]) -> Any:
-    """Do the work, again after faults that pass, each time within `SECONDS`."""
+    """Do the work, again after faults that pass, each time within `SECONDS` and in all within `PATIENCE`."""
     from asyncio import sleep, wait_for
 
-    waits = iter(WAITS)
     async with _gate(os.getpid()):
+        started = monotonic()
+        waits = (min(WAIT * 2**tries, LONGEST_WAIT) * _random.uniform(0.5, 1) for tries in count())
         while True:
+            limit = min(SECONDS, PATIENCE - (monotonic() - started))
             try:
-                return await wait_for(work(), SECONDS)
+                return await wait_for(work(), limit)
             except Exception as error:  # what is below raises nearly anything
-                fault, passes = _fault(path, error)
-                if (wait := next(waits, None) if passes else None) is None:
-                    if isinstance(fault, StoreError):
-                        _lost[:] = [fault]
-                    raise fault from None
+                passed = monotonic() - started
+                fault, passes = _fault(path, error, limit, passed)
+                if not passes or passed + (wait := next(waits)) >= PATIENCE:
+                    raise lost(fault) if isinstance(fault, StoreError) else fault from None
             await sleep(wait)
 
 
-def _fault(path: StorePath, error: Exception) -> tuple[Exception, bool]:  # noqa: PLR0911 - a kind of fault a line
-    """Return the error to raise, and whether another try may help. Of what a store says only the code is told: its
-    texts may repeat keys."""
+_random = SystemRandom()
+"""Not the one whose state training keeps; of many processes each waits otherwise."""
+
+
+def _fault(  # noqa: PLR0911 - a kind of fault a line
+    path: StorePath, error: Exception, limit: float, passed: float
+) -> tuple[Exception, bool]:
+    """Return the error to raise, and whether another try may help, after a try of `limit` seconds and `passed` in all.
+
+    Of what a store says only the code is told: its texts may repeat keys.
+    """
     if isinstance(error, UserError):
         return error, False
-    cause = error.__cause__ or error
+    cause = error.__cause__ if hasattr(error.__cause__, "response") else error
     reply = getattr(cause, "response", None) or {}
     status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     code = re.sub(r"\W", "", str(reply.get("Error", {}).get("Code") or type(cause).__name__))[:60]
@@ -249,18 +332,25 @@ def _fault(path: StorePath, error: Exception) -> tuple[Exception, bool]:  # noqa
     def said(of: tuple[str, ...]) -> bool:
         return any(word in code for word in of)
 
-    if said(_GONE) or (not reply and isinstance(error, FileNotFoundError)):
-        return FileNotFoundError(errno.ENOENT, "no such object", str(path)), False
     if said(_OF_KEYS) or status == 401:
         return StoreError(f"{path}: the store refuses the keys ({code}); {_KEYS}"), False
     if said(_OF_BUCKETS) or 300 <= status < 400:
         return StoreError(f"{path}: no such bucket at this place ({code}); {_BUCKETS}"), False
+    if (reply and code in _GONE) or (not path.is_s3 and isinstance(error, FileNotFoundError)):
+        return FileNotFoundError(errno.ENOENT, "no such object", str(path)), False
     if status == 403 or (not reply and isinstance(error, PermissionError)):
         return PermissionError(errno.EACCES, f"no permission ({code})", str(path)), False
-    if 400 <= status < 500 and not said(_PASSES):
+    if 400 <= status < 500 and status != 429 and not said(_PASSES):
         return OSError(errno.EIO, f"the store refuses it ({code})", str(path)), False
-    tries = f"{len(WAITS) + 1} tries of at most {SECONDS:g} seconds"
-    return StoreError(f"{path}: the store gives no answer ({code}; {tries}); {_ANSWERS}"), True
+    if not reply and not _is_of_connection(cause):
+        return StoreError(f"{path}: the store cannot be asked ({code}); {_SETTINGS}"), False
+    why = f"no answer in {limit:.2g} s" if isinstance(cause, TimeoutError) else code
+    return StoreError(f"{path}: the store gives no answer ({why}; tried for {passed:.2g} s); {_ANSWERS}"), True
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "SSLError" not in kinds and (isinstance(error, OSError) or bool(kinds & _OF_CONNECTIONS))
 
 
 async def _apart(work: Callable[..., Any], *words: Any) -> Any:
@@ -272,8 +362,8 @@ async def _apart(work: Callable[..., Any], *words: Any) -> Any:
 
 async def _range(store: Any, path: StorePath, start: int, size: int) -> Range:
     if not path.key:
-        raise FileNotFoundError(str(path))  # a bucket, which is no object
-    if not hasattr(store, "_call_s3"):
+        raise IsADirectoryError(errno.EISDIR, "a bucket", str(path))
+    if not path.is_s3:
         return await _apart(_range_of_others, store, path, start, size)
     asked = {"Bucket": path.bucket, "Key": path.key, "Range": f"bytes={start}-{start + size - 1}"}
     try:
@@ -282,14 +372,27 @@ async def _range(store: Any, path: StorePath, start: int, size: int) -> Range:
         if "InvalidRange" not in str(getattr(error.__cause__, "response", "")) or start:
             raise
         return Range(b"", 0, "0-")  # an object of no bytes has no ranges
+    due, total = _promised(path, reply, start, size)
     async with reply["Body"] as body:
         content = await body.read()
-    total = str(reply.get("ContentRange", "")).rpartition("/")[2]
-    if not total.isdecimal():
-        raise UserError(f"{path}: the store does not answer by ranges, which readers of files need; copy them")
-    if len(content) != min(size, int(total) - start):
+    if len(content) != due:
         raise ConnectionError("cut off")
-    return Range(content, int(total), f"{total}-{str(reply.get('ETag', '')).strip(chr(34))}")
+    return Range(content, total, f"{total}-{str(reply.get('ETag', '')).strip(chr(34))}")
+
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+def _promised(path: StorePath, reply: dict[str, Any], start: int, size: int) -> tuple[int, int]:
+    """Return how many bytes an answer brings, and how many the object has. Raises StoreError, before any of them is
+    read, unless these are the bytes that were asked for: a store may send whole objects, of any size."""
+    found = _CONTENT_RANGE.fullmatch(str(reply.get("ContentRange", "")))
+    first, last, total = map(int, found.groups()) if found else (0, -1, 0)
+    due = min(size, total - start)
+    if (first, last + 1 - first, reply.get("ContentLength")) != (start, due, due) or due < 1:
+        reply["Body"].close()
+        raise StoreError(f"{path}: the store does not answer by ranges, which readers of files need; copy them")
+    return due, total
 
 
 def _range_of_others(store: Any, path: StorePath, start: int, size: int) -> Range:
@@ -301,14 +404,22 @@ def _range_of_others(store: Any, path: StorePath, start: int, size: int) -> Rang
 
 
 async def _is_prefix(store: Any, path: StorePath) -> bool:
-    if not hasattr(store, "_call_s3"):
+    if not path.is_s3:
         return bool(await _apart(store.isdir, str(path)))
-    prefix = f"{path.key}/" if path.key else ""
-    reply = await store._call_s3("list_objects_v2", Bucket=path.bucket, Prefix=prefix, MaxKeys=1)
+    reply = await store._call_s3("list_objects_v2", Bucket=path.bucket, Prefix=_prefix(path), MaxKeys=1)
     return bool(reply.get("Contents"))
 
 
-async def _listed(store: Any, path: StorePath) -> list[str]:
-    if hasattr(store, "_find"):
-        return [*await store._find(str(path))]
-    return [*await _apart(store.find, str(path))]
+async def _page(store: Any, path: StorePath, token: str | None) -> tuple[list[str], str | None]:
+    """Return some keys below a prefix, and the token of those that follow, if any; of other stores than S3 all."""
+    if not path.is_s3:
+        names = await _apart(store.find, str(path))
+        return [SCHEME.sub("", name, count=1).lstrip("/").partition("/")[2] for name in names], None
+    further = {"ContinuationToken": token} if token else {}
+    reply = await store._call_s3("list_objects_v2", Bucket=path.bucket, Prefix=_prefix(path), **further)
+    keys = (one["Key"] for one in reply.get("Contents", ()))
+    return [key for key in keys if not key.endswith("/")], reply.get("NextContinuationToken")
+
+
+def _prefix(path: StorePath) -> str:
+    return f"{path.key}/" if path.key else ""

@@ -20,7 +20,7 @@ from omnibal_ext.layout.command import plan_parser
 from omnibal_ext.packing.command import pack_parser
 from omnibal_ext.preprocess_flags import preprocess_parser
 from omnibal_ext.profile_flags import profile_parser
-from omnibal_ext.reading.stores import located
+from omnibal_ext.reading.stores import located, store_named
 from tests.programs import ROOT
 from tests.unit.flags.test_numbers import edges
 from tools.__main__ import COMMANDS
@@ -65,7 +65,7 @@ def numbers_of(parser: ToolParser) -> dict[str, Action]:
     return {
         name: a
         for name, a in actions.items()
-        if a.type not in (None, str, Path, located) and name not in CHECKED_AS_READ
+        if a.type not in (None, str, Path, located, store_named) and name not in CHECKED_AS_READ
     }
 
 

@@ -11,7 +11,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import Check, integer, record, text
 from omnibal_ext.reading.document import read_lines
 from omnibal_ext.reading.files import open_plain
-from omnibal_ext.reading.stores import located
+from omnibal_ext.reading.stores import located_in_file, named_stores
 
 LEAST_LIMIT, LINES_A_REJECT = 10, 100
 _ROOT = "paths start from --image-root, by default the folder of each input: name the folder in which they are"
@@ -124,8 +124,8 @@ class RejectCount:
 
 def _where(row: dict[str, Any]) -> str:
     """Name the file of a rejected row, and which it is: "line 4", or "element 4" of a JSON list."""
-    path, is_element = located(row["file"]), False
-    if path.suffix == ".json":
-        with suppress(OSError, UserError), open_plain(path, "") as file:
+    name, is_element = row["file"], False
+    if name.endswith(".json"):
+        with suppress(OSError, UserError), open_plain(located_in_file(name, named_stores()), "") as file:
             is_element = is_list(file.read(4096))
-    return f"{path} {'element' if is_element else 'line'} {row['line']}"
+    return f"{name} {'element' if is_element else 'line'} {row['line']}"

@@ -18,7 +18,6 @@ from omnibal_ext.modalities.item import Item
 from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
 from omnibal_ext.modalities.vision.features import FeatureOrder
 from omnibal_ext.modalities.vision.tiling import TiledImage
-from omnibal_ext.reading.stores import located
 
 
 class Sample:
@@ -124,10 +123,9 @@ class Sample:
         return self.length - len(mask) + int(mask.argmax())
 
     def file(self, item: Item) -> tuple[Path, Path]:
-        """Return the root of media, and the file that an image or sound is, or lies in."""
-        source = self.data.sources.entry(self.number)
-        root = located(source["image_root"] or "")
-        return root, located(source["path"]) if item.place else root / item.path
+        """Return the root of media, and the file that an image or sound is, or lies in. Raises as `Sources.places`."""
+        file, root = self.data.sources.places(self.number)
+        return root, file if item.place else root / item.path
 
     @contextmanager
     def decoding(self, path: Path) -> Iterator[None]:

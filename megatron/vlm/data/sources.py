@@ -1,13 +1,13 @@
 """Input files of a dataset: short names, and the file of each sample."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.reading.stores import SCHEME
+from omnibal_ext.reading.stores import StorePath, located_in_file, named_stores
 
 
 class Sources:
@@ -19,17 +19,31 @@ class Sources:
         self.names = short_names(files)
         self._ends = np.cumsum([entry["samples"] for entry in entries])
         self._numbers = np.array([files.index(str(entry["file"])) for entry in entries])
-        self._entries = entries
+        self._entries, self._stores = entries, named_stores()  # which data workers do not have
 
     @property
     def are_stored(self) -> bool:
-        """Whether images or sounds of any lie in a store."""
-        return any(SCHEME.match(entry[name] or "") for entry in self._entries for name in ("path", "image_root"))
+        """Whether images or sounds of any lie in a store. Raises as `places`."""
+        return any(isinstance(path, StorePath) for entry in self._entries for path in self._places(entry))
 
     def entry(self, sample: int) -> Mapping[str, Any]:
         """Return the manifest's entry of a sample's input file."""
         found: Mapping[str, Any] = self._entries[int(np.searchsorted(self._ends, sample, side="right"))]
         return found
+
+    def refuse_foreign(self) -> None:
+        """Raise UserError if images or sounds of any lie in a store that the command line does not name."""
+        for entry in self._entries:
+            self._places(entry)
+
+    def places(self, sample: int) -> tuple[Path, Path]:
+        """Return the input file of a sample, and the root of its media. Raises UserError if one lies in a store that
+        the command line does not name."""
+        return self._places(self.entry(sample))
+
+    def _places(self, entry: Mapping[str, Any]) -> tuple[Path, Path]:
+        path, root = (located_in_file(entry[name] or "", self._stores) for name in ("path", "image_root"))
+        return path, root
 
     def of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the index in `names` of each sample's input file."""

@@ -69,6 +69,7 @@ def samples_of(folder: Path) -> list[CheckSample]:
     """Read the dataset's shortest samples with images, without, and with sounds, as far as there are some; samples with
     videos or unreadable images are skipped."""
     data = ChatDataset(folder)
+    data.sources.refuse_foreign()
     order = np.argsort(data.sizes.tokens, kind="stable")
     images, *others = (column[order] > 0 for column in data.amounts.values())
     further = np.any([np.zeros(len(order), bool), *others], axis=0)

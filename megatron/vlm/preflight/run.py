@@ -129,6 +129,7 @@ def _refuse_another_global_batch(args: Namespace, index: PackedIndex) -> None:
 
 def _dataset_fits(run: Run, folder: str) -> str:
     data = ChatDataset(folder)
+    data.sources.refuse_foreign()
     if os.environ.get("LOCAL_RANK", "0") == "0":  # one process per node reads all files
         data.verify()
     return check_dataset(data.folder, data.manifest, run.inputs.architecture, run.model_folder)

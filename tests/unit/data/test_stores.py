@@ -1,11 +1,17 @@
 """Media in a store are those of the folder that it serves, at few requests; faults are one line each, or pass."""
 
+import asyncio
 import io
 import json
+import os
 import random
-from collections.abc import Iterator
+import re
+import signal
+from collections.abc import Awaitable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +35,8 @@ from tests.unit.data.clips import inside, noise
 from tests.unit.data.test_crc import encoded
 
 store.required()
+import s3fs  # noqa: E402
+
 COUNT = 6
 SAID = turns("<image>\nabc?", "abc")
 EVERYTHING = Needs(frozenset({"tiles"}), tokens=True, labels=True)
@@ -49,11 +57,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[store.Store]:
 
 @pytest.fixture
 def served(server: store.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[store.Store]:
-    """The store, without faults or anything known of it; retries take hundredths of seconds."""
+    """The store, without faults or anything known of it; retries take hundredths of seconds, in all three."""
     stores.head.cache_clear()
     server.seen.clear()
     server.fault, server.delay, server.most, server.sent = lambda number, key: None, 0.0, 0, 0
-    monkeypatch.setattr(stores, "WAITS", (0.01, 0.02, 0.04))
+    monkeypatch.setattr(stores, "WAIT", 0.02)
+    monkeypatch.setattr(stores, "PATIENCE", 3.0)
     yield server
     stores._lost.clear()
 
@@ -331,6 +340,173 @@ def test_a_dataset_moves_between_folder_and_store(words: Path, served: store.Sto
     (served.root / "moves/1.jpg").write_bytes(b"shorter")
     with pytest.raises(UserError, match="is not what was preprocessed: length 7"):
         tiles_of(ChatDataset(far.folder).sample(1))
+
+
+class _ProfileNotFoundError(Exception):
+    """As botocore's, which has no reply."""
+
+
+_ProfileNotFoundError.__name__ = "ProfileNotFound"
+
+
+def answered(status: int, code: str) -> Exception:
+    """An error that has a store's answer."""
+    error = OSError(f"{store.KEY} {store.SECRET}")
+    error.__cause__ = Exception()
+    error.__cause__.response = {"ResponseMetadata": {"HTTPStatusCode": status}, "Error": {"Code": code}}  # type: ignore[attr-defined]
+    return error
+
+
+CAUSES: dict[str, tuple[Exception, type[Exception], str, bool]] = {
+    "profile": (_ProfileNotFoundError(store.KEY), StoreError, r"refuses the keys \(ProfileNotFound\)", False),
+    "gone": (answered(404, "NoSuchKey"), FileNotFoundError, "no such object", False),
+    "head": (answered(404, "404"), FileNotFoundError, "no such object", False),
+    "like gone": (answered(404, "NoSuchKeyPair"), OSError, r"refuses it \(NoSuchKeyPair\)", False),
+    "file": (FileNotFoundError(2, store.KEY), StoreError, "gives no answer", True),
+    "bucket": (answered(404, "NoSuchBucket"), StoreError, "no such bucket", False),
+    "late": (TimeoutError(), StoreError, r"no answer in 20 s; tried for 41 s", True),
+    "many": (answered(429, "TooMany"), StoreError, r"no answer \(TooMany; tried for 41 s\)", True),
+    "slow": (answered(503, "SlowDown"), StoreError, r"no answer \(SlowDown", True),
+    "lost": (ConnectionResetError(), StoreError, r"no answer \(ConnectionResetError", True),
+    "code": (TypeError(store.KEY), StoreError, r"cannot be asked \(TypeError\)", False),
+    "value": (ValueError(store.KEY), StoreError, r"cannot be asked \(ValueError\)", False),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_cause_is_named_and_tried_again_only_if_it_may_pass(name: str) -> None:
+    error, kind, words, passes = CAUSES[name]
+    path = located("s3://bucket/a.jpg")
+    assert isinstance(path, StorePath)
+    fault, again = stores._fault(path, error, 20.0, 41.2)
+    assert type(fault) is kind
+    assert re.search(words, str(fault))
+    assert again == passes
+    assert store.KEY not in str(fault)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tries_end_by_a_deadline_after_waits_that_grow_at_random(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """A clock of our own: each try takes some seconds, none goes beyond the deadline, no two waits are alike."""
+    draw, clock, waited = random.Random(seed), [0.0], list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        clock[0] += seconds
+
+    async def wait_for(work: Awaitable[None], limit: float) -> None:
+        clock[0] += min(limit, draw.uniform(0, 5))
+        await work
+
+    async def fail() -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "wait_for", wait_for)
+    monkeypatch.setattr(stores, "monotonic", lambda: clock[0])
+    path = located("s3://bucket/a.jpg")
+    assert isinstance(path, StorePath)
+    stores._gate.cache_clear()
+    with pytest.raises(StoreError) as raised:
+        asyncio.run(stores._tried(path, fail))
+    stores._gate.cache_clear()
+    stores._lost.clear()
+    assert f"tried for {clock[0]:.2g} s" in str(raised.value)
+    assert stores.PATIENCE - stores.LONGEST_WAIT <= clock[0] <= stores.PATIENCE
+    assert len({*waited}) == len(waited) > 4
+    limits = [min(stores.WAIT * 2**number, stores.LONGEST_WAIT) for number in range(len(waited))]
+    assert all(limit / 2 <= wait <= limit for wait, limit in zip(waited, limits, strict=True))
+
+
+def test_what_was_begun_before_a_fork_is_not_waited_for_after_it(served: store.Store) -> None:
+    (served.root / "forked").write_bytes(b"abc")
+    path = located(f"{served.url}/forked")
+    assert isinstance(path, StorePath)
+    served.delay = 0.3
+    key = objects.begin(path, 0, 3)
+    stores.lost(StoreError("the parent's"))
+    assert key
+    if not (child := os.fork()):
+        signal.alarm(20)
+        try:
+            with open_plain(path, "") as file:
+                stores.raise_if_lost()
+                os._exit(0 if file.read() == b"abc" and not objects.in_flight() else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert objects.in_flight() == 3
+    objects.forget(key)
+    stores._lost.clear()
+
+
+def test_what_never_comes_is_not_waited_for_without_end(served: store.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = located(f"{served.url}/never")
+    assert isinstance(path, StorePath)
+    monkeypatch.setattr(objects, "LONGEST", 0.05)
+    objects._begun[path, 0] = objects._Begun([Future()], 3)
+    with pytest.raises(StoreError, match="no answer in"):
+        objects.ObjectFile(path)
+    with pytest.raises(StoreError):
+        stores.raise_if_lost()
+
+
+def test_a_listing_has_its_limit_page_by_page(served: store.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine pages, which take longer together than any request may."""
+    limit = 1.0
+    folder = served.root / "pages"
+    folder.mkdir(exist_ok=True)
+    for number in range(9):
+        (folder / f"{number}.parquet").write_bytes(b"a")
+    call = s3fs.S3FileSystem._call_s3
+
+    async def one_a_page(self: Any, method: str, **asked: Any) -> Any:
+        return await call(self, method, **({**asked, "MaxKeys": 1} if method.startswith("list") else asked))
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", one_a_page)
+    monkeypatch.setattr(stores, "SECONDS", limit)
+    monkeypatch.setattr(stores, "PATIENCE", limit)
+    served.delay = limit / 4
+    path = located(f"{served.url}/pages")
+    assert [file.name for file in path.rglob("*")] == [f"{number}.parquet" for number in range(9)]
+    assert len(served.seen) == 9
+
+
+def test_pages_that_repeat_and_keys_that_are_no_paths_end_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = located("s3://bucket/prefix")
+    monkeypatch.setattr(stores, "_run", lambda path, work: (["prefix/a"], "again"))
+    with pytest.raises(StoreError, match="the same page"):
+        [*path.rglob("*")]
+    for key in ("prefix/a::b", "prefix/a?b", "prefix//a", "prefix/../a"):
+        monkeypatch.setattr(stores, "_run", lambda path, work, key=key: ([key], None))
+        with pytest.raises(UserError, match="rename them"):
+            [*path.rglob("*")]
+
+
+ANSWERS = {
+    "no range": ({"ContentLength": 9}, False),
+    "whole": ({"ContentRange": "bytes 0-99/100", "ContentLength": 100}, False),
+    "elsewhere": ({"ContentRange": "bytes 0-7/100", "ContentLength": 8}, False),
+    "longer": ({"ContentRange": "bytes 4-11/100", "ContentLength": 10**12}, False),
+    "no length": ({"ContentRange": "bytes 4-11/100"}, False), "text": ({"ContentRange": "bytes */100"}, False),
+    "short": ({"ContentRange": "bytes 4-6/100", "ContentLength": 3}, False),
+    "right": ({"ContentRange": "bytes 4-11/100", "ContentLength": 8}, True),
+    "the end": ({"ContentRange": "bytes 4-8/9", "ContentLength": 5}, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_read_only_if_it_promises_what_was_asked_for(name: str) -> None:
+    reply, is_read = ANSWERS[name]
+    body = io.BytesIO(b"never read")
+    path = located("s3://bucket/a")
+    assert isinstance(path, StorePath)
+    if is_read:
+        assert stores._promised(path, {**reply, "Body": body}, 4, 8)[0] == reply["ContentLength"]
+    else:
+        with pytest.raises(StoreError, match="does not answer by ranges"):
+            stores._promised(path, {**reply, "Body": body}, 4, 8)
+    assert body.closed != is_read
 
 
 def test_other_schemes_are_passed_on(words: Path, tmp_path: Path) -> None:
