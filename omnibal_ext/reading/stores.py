@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 S3 = "s3"
 SCHEMES = (S3, "gs", "gcs", "abfs", "az", "memory")
-"""Of object stores. What reads hosts that an address names, or this machine's files, is none."""
+"""Schemes of object stores. What reads hosts that an address names, or this machine's files, is none."""
 _BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 AT_ONCE = 16
 """Requests of a process that are under way together."""
@@ -312,7 +312,7 @@ async def _tried(path: StorePath, work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 _random = SystemRandom()
-"""Not the one whose state training keeps; of many processes each waits otherwise."""
+"""Source of waits: not the one whose state training keeps, and another in each of many processes."""
 
 
 def _fault(  # noqa: PLR0911 - a kind of fault a line
@@ -324,7 +324,7 @@ def _fault(  # noqa: PLR0911 - a kind of fault a line
     """
     if isinstance(error, UserError):
         return error, False
-    cause = error.__cause__ if hasattr(error.__cause__, "response") else error
+    cause = error.__cause__ if error.__cause__ and hasattr(error.__cause__, "response") else error
     reply = getattr(cause, "response", None) or {}
     status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     code = re.sub(r"\W", "", str(reply.get("Error", {}).get("Code") or type(cause).__name__))[:60]
