@@ -20,7 +20,7 @@ from omnibal_ext.console import print_json, print_table, say_wrapped, track
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import check_exists
 from omnibal_ext.files.records import write_text
-from omnibal_ext.flags import Interval, Need, ToolParser, flag_name, given_of
+from omnibal_ext.flags import OF_FILES, Interval, Need, ToolParser, flag_name, given_of
 from omnibal_ext.launch.weights import downloaded
 from omnibal_ext.modalities.modality import FURTHER_SIZES, in_words
 from omnibal_ext.output import say
@@ -33,7 +33,7 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers.budgets import choose_budgets, further_budgets_for
 from omnibal_ext.preprocess_flags import preprocess_parser
 from omnibal_ext.reading.files import open_plain
-from omnibal_ext.reading.stores import located
+from omnibal_ext.reading.stores import StorePath, located
 from omnibal_ext.report.page import comparison_page
 from omnibal_ext.sizes import sizes_files
 
@@ -125,8 +125,12 @@ class Input(NamedTuple):
 
 
 def read_input(arguments: argparse.Namespace) -> Input:
-    """Read sizes, or measure conversations and write --save-sizes. Raises UserError for these without --model."""
+    """Read sizes, or measure conversations and write --save-sizes. Raises UserError for these without --model, and for
+    sizes and datasets in a store."""
     paths: list[Path] = arguments.input
+    for path in paths:
+        if isinstance(path, StorePath) and (is_sizes(path) or (path / "sizes.npz").exists()):
+            raise UserError(f"{path}: are sizes, and only conversations are read from a store: {OF_FILES}; copy it")
     names = [str(path) for path in paths]
     if all(is_sizes(path) for path in paths):
         return Input(Corpus.load(sizes_files(paths), FURTHER_SIZES).in_memory(), ["--sizes", *names])

@@ -27,7 +27,7 @@ from omnibal_ext.packing.costs import are_patches
 from omnibal_ext.packing.widths import check_widths
 from omnibal_ext.preprocess_flags import preprocess_parser
 from omnibal_ext.reading.document import decode
-from omnibal_ext.reading.stores import StorePath, located
+from omnibal_ext.reading.stores import StorePath
 from omnibal_ext.sizes import Sizes
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
@@ -113,12 +113,11 @@ def check_paths(arguments: argparse.Namespace) -> None:
         raise UserError(f"--run-dir {arguments.run_dir}: is a file; name a folder, new or of the run so far")
     if not arguments.input:
         return
-    paths = [*map(located, arguments.input)]
-    for path in paths:
+    for path in arguments.input:
         check_exists(path)
     if arguments.image_root:
-        paths.append(located(arguments.image_root))
-        refuse_no_images(paths[-1])
+        refuse_no_images(arguments.image_root)
+    paths = (*arguments.input, arguments.image_root)
     if stores := {path.store for path in paths if isinstance(path, StorePath)}:
         arguments.megatron += ["--stores", *sorted(stores)]
 

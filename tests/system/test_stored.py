@@ -107,3 +107,31 @@ def test_a_look_at_a_store_reads_no_image_whole(stored: store.Store) -> None:
     assert len(asked) <= 1.2 * len({line.partition("?")[0] for line in asked})
     local = json.loads(tool("look.py", stored.root / "seen/train.jsonl", *words[1:]).stdout)
     assert {**far, "commands": []} == {**local, "commands": []}
+
+
+@pytest.mark.parametrize("name", ["sizes.npz", "data"])
+def test_sizes_and_datasets_in_a_store_are_refused_with_the_reason(stored: store.Store, name: str) -> None:
+    (stored.root / "data").mkdir(exist_ok=True)
+    for path in ("sizes.npz", "data/sizes.npz"):
+        (stored.root / path).write_bytes(b"any")
+    line = refusal(tool("look.py", f"{stored.url}/{name}", check=False))
+    assert f"{stored.url}/{name}" in line
+    assert "stay on a file system" in line
+
+
+@pytest.mark.starts
+def test_a_dataset_of_a_store_is_trained_on_only_if_the_command_line_names_it(
+    stored: store.Store, due: list[float], tmp_path: Path
+) -> None:
+    """After its first run: from dataset and packs alone, without and with the store."""
+    launch(stored, stored.url, tmp_path / "run", "--exit-interval", 1)
+    model = stored.root.parents[1] / "model"
+    words = ("--model", model, "--data", tmp_path / "run/data", "--packs", tmp_path / "run/packs-by-size")
+    words = (*words, "--run-dir", tmp_path / "other", "--nproc-per-node", 2, "--analytic", "a100")
+    further = ("--", "--train-iters", 1, "--lr", 1e-5, "--log-interval", 1)
+    stored.seen.clear()
+    line = refusal(tool("launch.py", *words, *further, check=False))
+    assert f"{stored.url}: is named by a file" in line
+    assert not stored.seen
+    tool("launch.py", *words, "--stores", stored.url, *further)
+    assert stored.seen

@@ -78,8 +78,6 @@ class LookAhead(Dataset):
 
     def _begin(self, key: Any) -> tuple[Planned, list[Key]]:
         plan, readers = self.dataset.planned(key), self.dataset.readers
-        if not self.dataset.decodes:
-            return plan, []
         inputs = ((readers[size], one) for size, some in plan.inputs.items() for one in some)
         return plan, [begun for reader, one in inputs for begun in reader.begin(one)]
 

@@ -112,7 +112,8 @@ def test_the_launcher_gives_the_trainer_the_stores_of_its_inputs(
         ([PATH], None, ["--stores", "s3://bucket"]), (["a.jsonl"], "images", []), (None, "s3://other", []),
         ([PATH, "a.jsonl"], "s3://other/images", ["--stores", "s3://bucket", "s3://other"]),
     ):  # fmt: skip
-        given = Namespace(run_dir=tmp_path / "run", input=inputs, image_root=root, megatron=["--lr", "1"])
+        paths, images = inputs and [*map(located, inputs)], root and located(root)
+        given = Namespace(run_dir=tmp_path / "run", input=paths, image_root=images, megatron=["--lr", "1"])
         check_paths(given)
         assert given.megatron == ["--lr", "1", *stores_given]
 
