@@ -210,6 +210,8 @@ class Range(NamedTuple):
 
 def read_range(path: StorePath, start: int, size: int) -> Range:
     """Return up to `size` bytes from `start` on. Raises OSError for the object's faults, StoreError for the store's."""
+    if not path.key:
+        raise FileNotFoundError(errno.ENOENT, "a bucket, which is no object", str(path))
     found: Range = _run(path, lambda store: _range(store, path, start, size))
     return found
 
@@ -350,7 +352,8 @@ def _fault(  # noqa: PLR0911 - a kind of fault a line
 
 def _is_of_connection(error: BaseException) -> bool:
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    return "SSLError" not in kinds and (isinstance(error, OSError) or bool(kinds & _OF_CONNECTIONS))
+    of_files = isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError)
+    return not of_files and "SSLError" not in kinds and (isinstance(error, OSError) or bool(kinds & _OF_CONNECTIONS))
 
 
 async def _apart(work: Callable[..., Any], *words: Any) -> Any:
@@ -361,8 +364,6 @@ async def _apart(work: Callable[..., Any], *words: Any) -> Any:
 
 
 async def _range(store: Any, path: StorePath, start: int, size: int) -> Range:
-    if not path.key:
-        raise IsADirectoryError(errno.EISDIR, "a bucket", str(path))
     if not path.is_s3:
         return await _apart(_range_of_others, store, path, start, size)
     asked = {"Bucket": path.bucket, "Key": path.key, "Range": f"bytes={start}-{start + size - 1}"}

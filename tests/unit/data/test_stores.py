@@ -362,7 +362,7 @@ CAUSES: dict[str, tuple[Exception, type[Exception], str, bool]] = {
     "gone": (answered(404, "NoSuchKey"), FileNotFoundError, "no such object", False),
     "head": (answered(404, "404"), FileNotFoundError, "no such object", False),
     "like gone": (answered(404, "NoSuchKeyPair"), OSError, r"refuses it \(NoSuchKeyPair\)", False),
-    "file": (FileNotFoundError(2, store.KEY), StoreError, "gives no answer", True),
+    "file": (FileNotFoundError(2, store.KEY), StoreError, r"cannot be asked \(FileNotFoundError", False),
     "bucket": (answered(404, "NoSuchBucket"), StoreError, "no such bucket", False),
     "late": (TimeoutError(), StoreError, r"no answer in 20 s; tried for 41 s", True),
     "many": (answered(429, "TooMany"), StoreError, r"no answer \(TooMany; tried for 41 s\)", True),
@@ -507,6 +507,17 @@ def test_an_answer_is_read_only_if_it_promises_what_was_asked_for(name: str) -> 
         with pytest.raises(StoreError, match="does not answer by ranges"):
             stores._promised(path, {**reply, "Body": body}, 4, 8)
     assert body.closed != is_read
+
+
+def test_a_bucket_is_a_prefix_and_no_object(served: store.Store) -> None:
+    (served.root / "any").write_bytes(b"a")
+    bucket = located(served.url)
+    assert bucket.exists()
+    assert bucket.is_dir()
+    assert not bucket.is_file()
+    assert len(served.seen) == 2
+    with pytest.raises(UserError, match="no object"):
+        open_plain(bucket, "name one")
 
 
 def test_other_schemes_are_passed_on(words: Path, tmp_path: Path) -> None:
