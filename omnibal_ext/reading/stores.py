@@ -390,7 +390,7 @@ def _promised(path: StorePath, reply: dict[str, Any], start: int, size: int) -> 
     found = _CONTENT_RANGE.fullmatch(str(reply.get("ContentRange", "")))
     first, last, total = map(int, found.groups()) if found else (0, -1, 0)
     due = min(size, total - start)
-    if (first, last + 1 - first, reply.get("ContentLength")) != (start, due, due) or due < 1:
+    if (first, last + 1 - first, reply.get("ContentLength")) != (start, due, due):
         reply["Body"].close()
         raise StoreError(f"{path}: the store does not answer by ranges, which readers of files need; copy them")
     return due, total
