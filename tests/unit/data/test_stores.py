@@ -59,6 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[store.Store]:
 def served(server: store.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[store.Store]:
     """The store, without faults or anything known of it; retries take hundredths of seconds, in all three."""
     stores.head.cache_clear()
+    objects._begun.clear()
     server.seen.clear()
     server.fault, server.delay, server.most, server.sent = lambda number, key: None, 0.0, 0, 0
     monkeypatch.setattr(stores, "WAIT", 0.02)
@@ -453,7 +454,7 @@ def test_what_never_comes_is_not_waited_for_without_end(served: store.Store, mon
 
 def test_a_listing_has_its_limit_page_by_page(served: store.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine pages, which take longer together than any request may."""
-    limit = 1.0
+    limit = 4.0
     folder = served.root / "pages"
     folder.mkdir(exist_ok=True)
     for number in range(9):
@@ -466,7 +467,7 @@ def test_a_listing_has_its_limit_page_by_page(served: store.Store, monkeypatch: 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", one_a_page)
     monkeypatch.setattr(stores, "SECONDS", limit)
     monkeypatch.setattr(stores, "PATIENCE", limit)
-    served.delay = limit / 4
+    served.delay = limit / 8
     path = located(f"{served.url}/pages")
     assert [file.name for file in path.rglob("*")] == [f"{number}.parquet" for number in range(9)]
     assert len(served.seen) == 9
