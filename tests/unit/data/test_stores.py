@@ -57,13 +57,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[store.Store]:
 
 @pytest.fixture
 def served(server: store.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[store.Store]:
-    """The store, without faults or anything known of it; retries take hundredths of seconds, in all three."""
+    """The store, without faults or anything known of it; retries take hundredths of seconds."""
     stores.head.cache_clear()
     objects._begun.clear()
     server.seen.clear()
     server.fault, server.delay, server.most, server.sent = lambda number, key: None, 0.0, 0, 0
     monkeypatch.setattr(stores, "WAIT", 0.02)
-    monkeypatch.setattr(stores, "PATIENCE", 3.0)
     yield server
     stores._lost.clear()
 
@@ -223,6 +222,7 @@ def test_a_fault_that_stays_is_a_line_without_keys(
     served: store.Store, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(stores, "SECONDS", 0.5)
+    monkeypatch.setattr(stores, "PATIENCE", 3.0)
     (served.root / "one").write_bytes(bytes(1000))
     kind, _, code = fault.partition(" ")
     served.fault = lambda number, key: (kind, float(code or {"cut": 0.5, "stall": 9.0}[kind]))
@@ -274,9 +274,10 @@ def test_faults_at_random_pass_or_are_a_line_each(
 
 
 def test_a_store_that_is_lost_ends_the_run_and_is_no_bad_sample(
-    words: Path, served: store.Store, tmp_path: Path
+    words: Path, served: store.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = both(words, served, pictures(served.root / "lost"), tmp_path)[1]
+    monkeypatch.setattr(stores, "PATIENCE", 3.0)
     served.fault = lambda number, key: ("status", 500.0)
     with pytest.raises(StoreError, match="gives no answer"):
         [*microbatches(packs(data), range(1))]
