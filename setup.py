@@ -109,7 +109,7 @@ setup(
             "transformers>=4.57,<6",  # its models: the logit check of conversions, any loop but Megatron's
         ],
         "tables": ["pyarrow>=18,<24"],
-        "remote": ["fsspec>=2025.3", "s3fs>=2025.3"],
+        "remote": ["fsspec>=2025.3", "s3fs>=2025.3", "aiobotocore>=2.13"],
         "video": ["av>=14.1,<19"],
         "audio": ["av>=16,<19", "soxr>=0.5,<2"],
         "demo": ["scikit-learn>=1.5,<2"],

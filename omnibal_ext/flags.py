@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import FURTHER
+from omnibal_ext.reading.stores import SCHEMES
 
 INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
 
@@ -170,8 +171,7 @@ class ToolParser(ArgumentParser):
         given = {name: value for name, value in vars(found).items() if value != usual.get(name)}
         refuse(outside_intervals(vars(found), self.numbers, self.written))
         refuse(needs_missing(given, found, self.needs, self.written))
-        own = {name: value for name, value in vars(found).items() if name != self.forwards_to}
-        refuse(in_stores(own, self.written))
+        refuse(in_stores(vars(found), self.written))
         return found
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
@@ -254,14 +254,9 @@ def needs_missing(
     ]
 
 
-IN_STORES = ("input", "image_root", "stores")
-"""Flags that may name a store."""
-_PLACES = re.compile(
-    r"(^|_)(adapters|checkpoint|config|costs|data|dir|file|folder|hf|iterations|like|load|model|of|order|output|packs|"
-    r"path|peft|plan|preset|profile|report|run|save|sizes|template|trace|weights)(_|$)"
-)
-"""Words in the attributes of flags that name files and folders; others have texts, in which an address may stand."""
-_STORE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}[^/]")
+IN_STORES = ("input", "image_root", "stores", "megatron")
+"""Flags that may name a store; the trainer looks at its own."""
+_STORE = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,2}}[^/]")
 """Pattern of a store's name, also as a path has it, which joins slashes."""
 OF_FILES = "datasets, packs, profiles, plans and saves stay on a file system, whose renames and locks they need"
 
@@ -271,7 +266,7 @@ def in_stores(values: Mapping[str, Any], written: Callable[[str], str]) -> list[
     return [
         f"{written(name)} {store[1]}://...: {OF_FILES}; only --input and --image-root may name a store"
         for name, given in values.items()
-        if name not in IN_STORES and _PLACES.search(name)
+        if name not in IN_STORES
         for value in (given if isinstance(given, list) else [given])
         if isinstance(value, str | PurePath) and (store := _STORE.match(str(value)))
     ]

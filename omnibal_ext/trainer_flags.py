@@ -41,14 +41,8 @@ def _add_rates(group: Group) -> None:
 
 
 def _add_stores(group: Group) -> None:
-    group.add_argument(
-        "--stores",
-        type=store_named,
-        action="extend",
-        nargs="+",
-        metavar="SCHEME://BUCKET",
-        help="object stores in which a dataset's inputs and images may lie (omnibal launch: also those of --input)",
-    )
+    said = "object stores in which a dataset's inputs and images may lie (omnibal launch: also those of --input)"
+    group.add_argument("--stores", type=store_named, action="extend", nargs="+", metavar="SCHEME://BUCKET", help=said)
 
 
 def _add_tolerances(group: Group) -> None:

@@ -24,8 +24,10 @@ Fault = tuple[str, float]
 """What a request meets: "status" CODE, "cut" SHARE, "stall" SECONDS (and then nothing), "slow" SECONDS."""
 TEXTS = {
     403: "AccessDenied", 404: "NoSuchKey", 400: "ExpiredToken", 500: "InternalError", 503: "SlowDown",
-    301: "PermanentRedirect", 412: "PreconditionFailed",
+    301: "PermanentRedirect", 307: "TemporaryRedirect",
 }  # fmt: skip
+ELSEWHERE = "/elsewhere"
+"""Where redirects lead."""
 
 
 @dataclass
@@ -128,7 +130,7 @@ async def _connection(store: Store, reader: asyncio.StreamReader, writer: asynci
                     return
             finally:
                 store.now -= 1
-    except (asyncio.IncompleteReadError, ConnectionError):
+    except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
         pass
     finally:
         writer.close()
@@ -148,7 +150,8 @@ async def _answer(store: Store, request: bytes, writer: asyncio.StreamWriter) ->
     if kind == "status":
         code = TEXTS[int(amount)]
         body = f"<Error><Code>{code}</Code><Message>{KEY} {SECRET}</Message><Bucket>{BUCKET}</Bucket></Error>".encode()
-        head = f"HTTP/1.1 {int(amount)} X\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"HTTP/1.1 {int(amount)} X\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
+        head += f"Location: http://127.0.0.1:{store.port}{ELSEWHERE}\r\n\r\n" if 300 <= amount < 400 else "\r\n"
         writer.write(head.encode() + (b"" if method == "HEAD" else body))
         await writer.drain()
         return True

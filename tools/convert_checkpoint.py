@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--like", metavar="DIR", help="the model it came from, if that is not found")
     add("--check", action="store_true", help="compare logits with Hugging Face's; fail past 1e-4")
     add("--data", metavar="DATASET", help="with --check: on two samples of it, not on random ones")
-    add("--stores", type=store_named, nargs="+", metavar="STORE", help="with --data: where its images may lie")
+    add("--stores", type=store_named, action="append", metavar="STORE", help="with --data: where its images may lie")
     add("--json", action="store_true", help="print one JSON object")
     return parser
 

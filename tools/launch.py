@@ -63,7 +63,6 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.profile_flags import profile_parser
-from omnibal_ext.reading.stores import named_stores
 from omnibal_ext.trainer_flags import FORWARDED_FLAGS
 from omnibal_ext.units import GIB
 
@@ -175,14 +174,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     source = Path(arguments.first_weights)
     arguments.first_weights = str(converted_folder(source, Path(arguments.run_dir)))
     data = None if arguments.no_logit_check else Path(arguments.data)
-    convert(
-        TOOLS / "convert_checkpoint.py",
-        source,
-        Path(arguments.first_weights),
-        data,
-        arguments.json,
-        sorted(named_stores()),
-    )
+    convert(TOOLS / "convert_checkpoint.py", source, Path(arguments.first_weights), data, arguments.json)
 
 
 def _planning(arguments: argparse.Namespace, data_parallel: int) -> Planning:

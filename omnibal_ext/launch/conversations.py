@@ -27,7 +27,7 @@ from omnibal_ext.packing.costs import are_patches
 from omnibal_ext.packing.widths import check_widths
 from omnibal_ext.preprocess_flags import preprocess_parser
 from omnibal_ext.reading.document import decode
-from omnibal_ext.reading.stores import StorePath
+from omnibal_ext.reading.stores import named_stores
 from omnibal_ext.sizes import Sizes
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
@@ -107,19 +107,15 @@ def _add_usual_flags(arguments: argparse.Namespace) -> None:
 
 
 def check_paths(arguments: argparse.Namespace) -> None:
-    """Raise UserError if files of --input or the folder of --image-root do not exist, or --run-dir is a file; give the
-    trainer the stores in which they lie."""
+    """Raise UserError if files of --input or the folder of --image-root do not exist, or --run-dir is a file; name the
+    trainer the stores of this command line."""
     if Path(arguments.run_dir).exists() and not Path(arguments.run_dir).is_dir():
         raise UserError(f"--run-dir {arguments.run_dir}: is a file; name a folder, new or of the run so far")
-    if not arguments.input:
-        return
-    for path in arguments.input:
+    for path in arguments.input or ():
         check_exists(path)
-    if arguments.image_root:
+    if arguments.input and arguments.image_root:
         refuse_no_images(arguments.image_root)
-    paths = (*arguments.input, arguments.image_root)
-    if stores := {path.store for path in paths if isinstance(path, StorePath)}:
-        arguments.megatron += ["--stores", *sorted(stores)]
+    arguments.megatron += [f"--stores={store}" for store in sorted(named_stores())]
 
 
 def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:

@@ -48,8 +48,6 @@ def with_recipe(words: Sequence[str]) -> list[str]:
     path = str(_found(path))
     recipe = read_json(path, RECIPE, REMEDY)
     noted = recipe.get("megatron", ())
-    if any(SCHEME.match(word.rpartition("=")[2]) for word in noted):
-        raise UserError(f"{path}: megatron names a store, which no file may: give --stores on the command line")
     _refuse_by_hand(path, {*recipe["flags"], *_values(noted)} - {*given, *_values(megatron)})
     found = [
         word
@@ -126,7 +124,7 @@ def _written(path: str, name: str, value: Any) -> list[str]:
     parts = value if isinstance(value, list) else [value]
     if not NAME.fullmatch(name) or any(str(part).startswith("--") for part in parts):
         raise UserError(f"{path}: flags.{shown(name)}: {shown(value)}: one flag each, without its dashes; {REMEDY}")
-    if any(SCHEME.match(str(part)) for part in parts):
+    if name in ("input", "image-root") and any(SCHEME.match(str(part)) for part in parts):
         raise UserError(f"{path}: flags.{name} names a store, which no file may: give --{name} on the command line too")
     if value is not True and not (parts and all(type(part) in (str, int, float) for part in parts)):
         raise UserError(f"{path}: flags.{name} must be text, a number, a list of them or true, found {shown(value)}")

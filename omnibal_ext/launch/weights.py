@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,7 @@ from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
 from omnibal_ext.reading.document import MOST_BYTES, decode
 from omnibal_ext.reading.files import read_bytes
+from omnibal_ext.reading.stores import named_stores
 from omnibal_ext.units import GIB
 
 CHECKPOINT = "latest_checkpointed_iteration.txt"
@@ -53,16 +53,16 @@ def converted_folder(source: Path, run_dir: Path) -> Path:
     return (run_dir if cached or not os.access(source.parent, os.W_OK) else source.parent) / name
 
 
-def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bool, stores: Sequence[str] = ()) -> None:
+def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bool) -> None:
     """Convert with omnibal convert, atomically; several nodes may do so at the same time.
 
-    With `data`, a dataset, whose images may lie in these `stores`, logits are compared with transformers' on two of its
-    samples if this machine can. If the tool fails, this program exits with the same code.
+    With `data`, a dataset, logits are compared with transformers' on two of its samples if this machine can. If the
+    tool fails, this program exits with the same code.
     """
     with building(target, keeps=True) as folder:
         words: list[object] = [tool, "--from-hf", source, "--output-dir", folder]
         if data and not (why_not := _not_comparable(source)):
-            words += ["--check", "--data", data, *(["--stores", *stores] if stores else [])]
+            words += ["--check", "--data", data, *(f"--stores={store}" for store in named_stores())]
         elif data and not quiet:
             say(f"{source}: converted without comparing logits with transformers': {why_not}")
         done = run_python(*words, "--json", stdout=subprocess.PIPE)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.objects import Key, ObjectFile, begin
+from omnibal_ext.reading.objects import ObjectFile
 from omnibal_ext.reading.stores import StorePath
 
 PathLike = str | os.PathLike[str]
@@ -56,15 +56,6 @@ def open_part(path: PathLike, start: int, size: int, remedy: str) -> BinaryIO:
         return BufferedReader(ObjectFile(path, start, size))
     with open_plain(path, remedy) as file:
         return BytesIO(read_at(file, start, size))
-
-
-UNKNOWN = 2**20
-"""Bytes that are read ahead of an object whose length is not known."""
-
-
-def begin_reading(path: PathLike, start: int, size: int | None) -> Key | None:
-    """Begin to read what will be opened soon, from `start` on, if it lies in a store."""
-    return begin(path, start, UNKNOWN if size is None else size) if isinstance(path, StorePath) else None
 
 
 def read_at(file: BinaryIO, start: int, size: int) -> bytes:

@@ -3,7 +3,7 @@
 import errno
 import io
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from omnibal_ext.reading.stores import (
     FIRST,
@@ -87,13 +87,9 @@ def refuse_other(path: StorePath, found: str, due: str) -> None:
         raise OSError(errno.ESTALE, f"changed while it was read (length and ETag {found}, were {due})", str(path))
 
 
-class _Begun(NamedTuple):
-    ranges: "list[Future[Range]]"
-    size: int
-
-
 Key = tuple[StorePath, int]
-_begun: dict[Key, _Begun] = {}
+_begun: "dict[Key, tuple[list[Future[Range]], int]]" = {}
+"""Requests for what begins at a byte of an object, and their bytes."""
 os.register_at_fork(after_in_child=_begun.clear)  # nobody there would end these requests
 LONGEST = 4 * PATIENCE
 """Seconds that are waited for what was begun, behind others that were before."""
@@ -106,19 +102,19 @@ def begin(path: StorePath, start: int, size: int) -> Key | None:
     if key in _begun or not 0 < size <= WHOLE or in_flight() + size > MOST_AHEAD:
         return None
     steps = range(start, start + size, MOST_A_REQUEST)
-    _begun[key] = _Begun([begin_range(path, at, min(MOST_A_REQUEST, start + size - at)) for at in steps], size)
+    _begun[key] = [begin_range(path, at, min(MOST_A_REQUEST, start + size - at)) for at in steps], size
     return key
 
 
 def forget(key: Key) -> None:
     """Drop what was begun and not used."""
-    for one in _begun.pop(key, _Begun([], 0)).ranges:
+    for one in _begun.pop(key, ([], 0))[0]:
         one.cancel()
 
 
 def in_flight() -> int:
     """Return the bytes that were begun and not used."""
-    return sum(one.size for one in _begun.values())
+    return sum(size for _, size in _begun.values())
 
 
 def _taken(path: StorePath, start: int) -> Range | None:
@@ -126,7 +122,7 @@ def _taken(path: StorePath, start: int) -> Range | None:
     if (found := _begun.pop((path, start), None)) is None:
         return None
     try:
-        parts = [one.result(LONGEST) for one in found.ranges]
+        parts = [one.result(LONGEST) for one in found[0]]
     except TimeoutError:
         raise lost(StoreError(f"{path}: the store gives no answer in {LONGEST:g} s; start again")) from None
     for part in parts:

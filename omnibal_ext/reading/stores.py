@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path, PosixPath, PurePosixPath
 from random import SystemRandom
 from time import monotonic
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omnibal_ext.errors import UserError, how_to_install
@@ -49,8 +50,10 @@ _OF_BUCKETS = (
     "ParamValidation",
 )  # fmt: skip
 _PASSES = ("SlowDown", "Throttl", "RequestTimeout")
-_OF_CONNECTIONS = frozenset(("ConnectionError", "HTTPClientError", "IncompleteReadError", "ClientError"))
-"""Classes of botocore's and aiohttp's errors on the way to a store and back; others of theirs do not pass."""
+_OF_CONNECTIONS = frozenset(
+    ("ConnectionError", "TimeoutError", "HTTPClientError", "IncompleteReadError", "ClientError")
+)
+"""Classes of Python's, botocore's and aiohttp's errors on the way to a store and back; others do not pass."""
 _KEYS = "see to the keys of s3fs (AWS_PROFILE, ~/.aws, FSSPEC_S3_...) and start again: what is done is kept"
 _BUCKETS = "see to the bucket's name, region and endpoint (AWS_REGION, AWS_ENDPOINT_URL) and start again"
 _ANSWERS = "see to the store and the network, and start again: what is done is kept"
@@ -93,13 +96,16 @@ class StorePath(PosixPath):
         """Name of the object in its bucket; "" for all of a bucket."""
         return "/".join(self.parts[2:])
 
-    def absolute(self) -> "StorePath":
-        """Return the path itself."""
-        return self
+    @property
+    def misleads(self) -> bool:
+        """Whether it has what others take for a chain of file systems, for a signature, or for the way out."""
+        return "::" in str(self) or "?" in str(self) or ".." in self.parts
 
     def resolve(self, strict: bool = False) -> "StorePath":
         """Return the path itself."""
         return self
+
+    absolute = resolve
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return the size of an object, as that of a regular file. Raises OSError."""
@@ -108,11 +114,7 @@ class StorePath(PosixPath):
 
     def exists(self, **_: bool) -> bool:
         """Return whether there is an object of this name, or one below it."""
-        try:
-            head(self)
-        except FileNotFoundError:
-            return self.is_dir()
-        return True
+        return self.is_file() or self.is_dir()
 
     def is_file(self, **_: bool) -> bool:
         """Return whether there is an object of this name."""
@@ -125,20 +127,20 @@ class StorePath(PosixPath):
     def is_dir(self, **_: bool) -> bool:
         """Return whether objects are below this prefix; where they may not be listed, whether it has no ending."""
         try:
-            return bool(_run(self, lambda store: _is_prefix(store, self)))
+            return bool(_begun(self, partial(_is_prefix, path=self)).result())
         except PermissionError:
             return not self.suffix
 
     def rglob(self, pattern: str = "*", **_: Any) -> Iterator["StorePath"]:  # type: ignore[override]
         """Yield all objects below this prefix (`pattern` is "*"), page by page. Raises UserError for keys that a path
-        does not keep as they are."""
+        does not keep as they are, and for those that lie elsewhere."""
         token: str | None = None
         while True:
-            keys, following = _run(self, partial(_page, path=self, token=token))
+            keys, following = _begun(self, partial(_page, path=self, token=token)).result()
             for key in keys:
                 path = type(self)(f"{self.store}/{key}")
-                if path.key != key or ".." in path.parts or "::" in key or "?" in key:
-                    raise UserError(f"{self}: has keys with '//', '..', '::' or '?', which are not read; rename them")
+                if path.key != key or not key.startswith(_prefix(self)) or path.misleads:
+                    raise UserError(f"{self}: lists {key[:200]!r}, of which no path is made here; rename it")
                 yield path
             if following is None:
                 return
@@ -179,11 +181,10 @@ def located_in_file(text: str, named: Collection[str]) -> Path:
     is one of `named`, the `named_stores` of a command line. Raises UserError for any other."""
     path = _parsed(text)
     if isinstance(path, StorePath) and path.store not in named:
-        raise UserError(f"{path.store}: is named by a file, not by the command line; if it is yours, {NAME_IT}")
+        raise UserError(
+            f"{path.store}: is named by a file, not by the command line; if it is yours, give --stores SCHEME://BUCKET"
+        )
     return path
-
-
-NAME_IT = "give --stores SCHEME://BUCKET"
 
 
 def _parsed(text: str) -> Path:
@@ -191,13 +192,12 @@ def _parsed(text: str) -> Path:
     if not is_url or "/" in scheme:
         return Path(text)
     said = f"{scheme if scheme.isalnum() else ''}://..."[:40]
-    if "::" in text:
-        raise UserError(f"{said}: chains of file systems (::) are not read; name SCHEME://BUCKET/KEY")
     if scheme not in SCHEMES:
         raise UserError(f"{said}: is no object store; name {', '.join(SCHEMES[:-1])}, as in s3://BUCKET/KEY")
-    if not _BUCKET.fullmatch(rest.partition("/")[0]) or "?" in text:
-        raise UserError(f"{said}: must be SCHEME://BUCKET/KEY, without keys, which are s3fs's to know")
-    return StorePath(text)
+    path = StorePath(text)
+    if not _BUCKET.fullmatch(rest.partition("/")[0]) or path.misleads:
+        raise UserError(f"{said}: must be SCHEME://BUCKET/KEY, without keys (s3fs has them), chains (::), '?' or '..'")
+    return path
 
 
 class Range(NamedTuple):
@@ -212,18 +212,12 @@ def read_range(path: StorePath, start: int, size: int) -> Range:
     """Return up to `size` bytes from `start` on. Raises OSError for the object's faults, StoreError for the store's."""
     if not path.key:
         raise FileNotFoundError(errno.ENOENT, "a bucket, which is no object", str(path))
-    found: Range = _run(path, lambda store: _range(store, path, start, size))
-    return found
+    return begin_range(path, start, size).result()
 
 
 def begin_range(path: StorePath, start: int, size: int) -> "Future[Range]":
     """Begin to read a range, beside what this process does."""
-    from asyncio import run_coroutine_threadsafe
-
-    from fsspec.asyn import get_loop
-
-    store = _store(path)
-    return run_coroutine_threadsafe(_tried(path, lambda: _range(store, path, start, size)), get_loop())
+    return _begun(path, partial(_range, path=path, start=start, size=size))
 
 
 FIRST = 2**15
@@ -258,38 +252,47 @@ def _store(path: StorePath) -> Any:
     try:
         import fsspec
 
-        _quieten()
-        scheme, options = path.parts[0].removesuffix(":"), dict[str, Any]()
-        if scheme == S3:
-            given = fsspec.config.conf.get(S3, {}).get("config_kwargs", {})
-            once = {"connect_timeout": SECONDS / 4, "read_timeout": SECONDS, "retries": {"total_max_attempts": 1}}
-            options["config_kwargs"] = {"max_pool_connections": AT_ONCE, **once, **given}
-        store = fsspec.filesystem(scheme, **options)
-    except ImportError as error:
-        raise UserError(f"{path}: reading it needs {error.name or 'a package'}: {how_to_install('remote')}") from error
-    except ValueError as error:
-        raise UserError(f"{path}: {str(error)[:200]}; name a folder, or s3://BUCKET/PREFIX") from error
+        store = fsspec.filesystem(path.parts[0].removesuffix(":"), **(_settings() if path.is_s3 else {}))
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({str(error)[:200]}); {how_to_install('remote')}") from error
     store.retries = 1  # `_tried` counts them
     return store
 
 
 @cache
-def _quieten() -> None:
-    """Keep out of a log what clients say of each request: at its lower levels with the headers that sign it."""
+def _settings() -> dict[str, Any]:
+    """Return settings of s3fs, and keep out of a log what clients say of each request: at its lower levels with the
+    headers that sign it."""
+    from aiobotocore.httpsession import AIOHTTPSession
+    from fsspec.config import conf
+
+    class Unled(AIOHTTPSession):
+        """Follows no redirect: an answer may name any host. botocore asks at the region that a store names instead."""
+
+        async def _get_session(self, proxy: str | None) -> Any:
+            session = await super()._get_session(proxy)
+            return SimpleNamespace(request=partial(session.request, allow_redirects=False))
+
     for name in ("aiobotocore", "botocore", "fsspec", "s3fs"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    limits = {"connect_timeout": SECONDS / 4, "read_timeout": SECONDS, "retries": {"total_max_attempts": 1}}
+    given = conf.get(S3, {}).get("config_kwargs", {})
+    return {"config_kwargs": {"max_pool_connections": AT_ONCE, **limits, **given, "http_session_cls": Unled}}
 
 
-def _run(path: StorePath, work: Callable[[Any], Awaitable[Any]]) -> Any:
-    from fsspec.asyn import get_loop, sync
-
+def _begun(path: StorePath, work: Callable[[Any], Awaitable[Any]]) -> "Future[Any]":
+    """Begin what asks a store."""
     store = _store(path)
-    return sync(get_loop(), _tried, path, lambda: work(store))
+    from asyncio import run_coroutine_threadsafe  # which those who read no store need not import
+
+    from fsspec.asyn import get_loop
+
+    return run_coroutine_threadsafe(_tried(path, partial(work, store)), get_loop())
 
 
 @lru_cache(maxsize=1)
 def _gate(process: int) -> Any:
-    from asyncio import Semaphore  # which those who read no store need not import
+    from asyncio import Semaphore
 
     return Semaphore(AT_ONCE)
 
@@ -344,16 +347,11 @@ def _fault(  # noqa: PLR0911 - a kind of fault a line
         return PermissionError(errno.EACCES, f"no permission ({code})", str(path)), False
     if 400 <= status < 500 and status != 429 and not said(_PASSES):
         return OSError(errno.EIO, f"the store refuses it ({code})", str(path)), False
-    if not reply and not _is_of_connection(cause):
+    kinds = {kind.__name__ for kind in type(cause).__mro__}
+    if not reply and ("SSLError" in kinds or not kinds & _OF_CONNECTIONS):
         return StoreError(f"{path}: the store cannot be asked ({code}); {_SETTINGS}"), False
     why = f"no answer in {limit:.2g} s" if isinstance(cause, TimeoutError) else code
     return StoreError(f"{path}: the store gives no answer ({why}; tried for {passed:.2g} s); {_ANSWERS}"), True
-
-
-def _is_of_connection(error: BaseException) -> bool:
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    of_files = isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError)
-    return not of_files and "SSLError" not in kinds and (isinstance(error, OSError) or bool(kinds & _OF_CONNECTIONS))
 
 
 async def _apart(work: Callable[..., Any], *words: Any) -> Any:

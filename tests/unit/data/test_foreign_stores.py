@@ -21,7 +21,9 @@ from omnibal_ext.reading.stores import StoreError, located
 from tests.demo import demo_dataset, demo_packs
 
 FOREIGN = ("http://host.example/data", "hf://datasets/owner/name", "s3://theirs/data", "file://host/data", "s3://mine-/x",
-           "memory://theirs/data", "github://owner:name@main/x")  # fmt: skip
+           "memory://theirs/data", "github://owner:name@main/x", "s3://mine/../theirs/data", "s3://mine/a/../../theirs",
+           "S3://mine/data", "simplecache::s3://mine/data", "s3://mine/zip::http://host.example", "s3://mine?x=/data",
+           "s3://169.254.169.254/latest", "abfs://mine@host.example/data", "s3://./theirs")  # fmt: skip
 
 
 @pytest.fixture

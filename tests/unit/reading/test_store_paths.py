@@ -39,7 +39,8 @@ def test_what_has_no_scheme_is_a_file(name: str) -> None:
 
 
 WRONG = ("simplecache::s3://bucket/a", "s3://bucket::zip://a", "s3://KEY:WORD@bucket/a", "s3://KEY:WORD/a",
-         "s3://bucket/a?sig=WORD", "s3://", "s3:///a", "1s://b/c", "WORD:x://b", "s3://buck et/a")  # fmt: skip
+         "s3://bucket/a?sig=WORD", "s3://", "s3:///a", "1s://b/c", "WORD:x://b", "s3://buck et/a",
+         "s3://bucket/../WORD/a", "s3://../WORD", "s3://bucket/..", "abfs://bucket@host.example/a")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -103,15 +104,16 @@ def test_the_trainers_stores_are_the_command_lines_alone(tmp_path: Path, monkeyp
     assert "stores" not in recipe_of(["--stores", "s3://bucket", "--lr", "1"])["flags"]
 
 
-def test_the_launcher_gives_the_trainer_the_stores_of_its_inputs(
+def test_the_launcher_gives_the_trainer_the_stores_of_its_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversations, "check_exists", lambda path: None)
     monkeypatch.setattr(conversations, "refuse_no_images", lambda path: None)
     for inputs, root, stores_given in (
-        ([PATH], None, ["--stores", "s3://bucket"]), (["a.jsonl"], "images", []), (None, "s3://other", []),
-        ([PATH, "a.jsonl"], "s3://other/images", ["--stores", "s3://bucket", "s3://other"]),
+        ([PATH], None, ["--stores=s3://bucket"]), (["a.jsonl"], "images", []), (None, None, []),
+        ([PATH, "a.jsonl"], "s3://other/images", ["--stores=s3://bucket", "--stores=s3://other"]),
     ):  # fmt: skip
+        monkeypatch.setattr(stores, "_named", set())
         paths, images = inputs and [*map(located, inputs)], root and located(root)
         given = Namespace(run_dir=tmp_path / "run", input=paths, image_root=images, megatron=["--lr", "1"])
         check_paths(given)

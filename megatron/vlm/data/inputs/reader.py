@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, zip_longest
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -88,13 +88,9 @@ class InputReader(ABC):
     def begin(self, one: Any) -> list[Key]:
         """Begin to read the files of an image or a sound that lie in a store, ahead of `read`."""
         sample, item = one[:2]
-        try:
-            (root, path), files = sample.file(item), item.files
-            paths = [root / file for file in files] or [path]
-        except UserError:  # said where it is decoded
-            return []
-        marks = item.crcs or [None] * len(paths)
-        begun = (begin(path, item.place, mark) for path, mark in dict(zip(paths, marks, strict=True)).items())
+        root, path = sample.file(item)
+        paths = [root / file for file in item.files] or [path]
+        begun = (begin(path, item.place, mark) for path, mark in zip_longest(paths, item.crcs))
         return [key for key in begun if key is not None]
 
     def inputs(self, samples: Sequence[Sample]) -> list[Any]:

@@ -13,10 +13,13 @@ from typing import BinaryIO
 
 from megatron.vlm.data.formats.places import open_place
 from omnibal_ext.modalities.place import Mark, Place
-from omnibal_ext.reading.files import begin_reading, mark_of, open_plain
-from omnibal_ext.reading.objects import Key
+from omnibal_ext.reading import objects
+from omnibal_ext.reading.files import mark_of, open_plain
+from omnibal_ext.reading.stores import StorePath
 
 BLOCK = 2**20
+UNKNOWN = 2**20
+"""Bytes that are read ahead of an object whose length is not known."""
 LARGEST = 2**32 - 1
 
 
@@ -30,12 +33,12 @@ def crc_of(path: Path, place: Place = ()) -> Mark:
         return mark_of(file) or _crc(file)
 
 
-def begin(path: Path, place: Place, mark: Mark | None) -> Key | None:
+def begin(path: Path, place: Place, mark: Mark | None) -> objects.Key | None:
     """Begin to read, if it lies in a store, what `opened` will be asked for."""
-    if place[:1] == ("cell",):
+    if not isinstance(path, StorePath) or place[:1] == ("cell",):
         return None
-    start, size = map(int, place[1:]) if place else (0, length_of(mark))
-    return begin_reading(path, start, size)
+    start, size = map(int, place[1:]) if place else (0, length_of(mark) or UNKNOWN)
+    return objects.begin(path, start, size)
 
 
 @contextmanager
