@@ -67,6 +67,8 @@ def settings(port: int) -> dict[str, str]:
 @contextmanager
 def running(folder: Path) -> Iterator[Store]:
     """Serve a folder until the end; `os.environ` says where."""
+    from s3fs import S3FileSystem
+
     root = folder / BUCKET
     root.mkdir(parents=True, exist_ok=True)
     upstream, port = _free(), _free()
@@ -83,6 +85,7 @@ def running(folder: Path) -> Iterator[Store]:
         thread.start()
         ready.wait()
         os.environ.update(settings(port))
+        S3FileSystem.clear_instance_cache()  # which know other servers
         yield store
     finally:
         os.environ.clear()

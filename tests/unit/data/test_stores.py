@@ -212,7 +212,8 @@ def test_what_is_in_flight_is_bounded(served: store.Store, monkeypatch: pytest.M
 
 ENDS = {
     "status 403": "no permission", "status 404": "no such", "status 400": "keys", "status 301": "bucket",
-    "status 307": "bucket", "status 500": "no answer", "status 503": "no answer", "cut": "no answer", "stall": "no answer",
+    "status 307": "bucket", "status 500": "no answer", "status 503": "no answer", "cut": "no answer",
+    "stall": "no answer",
 }  # fmt: skip
 """What is said of a fault that does not pass."""
 
