@@ -61,7 +61,7 @@ EXTRAS = {
     "video": ("av",),
     "audio": ("av", "soxr"),
     "tables": ("pyarrow",),
-    "remote": ("fsspec", "s3fs"),
+    "remote": ("fsspec", "s3fs", "aiobotocore"),
     "demo": ("sklearn",),
 }
 """Modules that each extra of setup.py installs."""

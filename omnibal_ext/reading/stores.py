@@ -19,7 +19,7 @@ from time import monotonic
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omnibal_ext.errors import UserError, how_to_install
+from omnibal_ext.errors import UserError, missing_package
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -254,7 +254,8 @@ def _store(path: StorePath) -> Any:
 
         store = fsspec.filesystem(path.parts[0].removesuffix(":"), **(_settings() if path.is_s3 else {}))
     except (ImportError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error)[:200]}); {how_to_install('remote')}") from error
+        why = missing_package(getattr(error.__cause__ or error, "name", None) or "") or str(error)[:200]
+        raise UserError(f"{path}: cannot be read: {why}") from error
     store.retries = 1  # `_tried` counts them
     return store
 

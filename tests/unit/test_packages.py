@@ -167,6 +167,28 @@ def test_a_tool_works_without_training_s_packages_or_names_their_extra(program: 
         assert re.fullmatch(lacks, done.stderr)
 
 
+@pytest.mark.starts
+@pytest.mark.parametrize("missing", errors.EXTRAS["remote"])
+def test_a_store_without_its_extra_is_a_line(missing: str) -> None:
+    code = f"import runpy, sys\nsys.modules[{missing!r}], sys.argv = None, ['look', 's3://bucket/a.json']\n"
+    done = fresh_python("-c", f"{code}runpy.run_path({str(ROOT / 'tools/look.py')!r}, run_name='__main__')")
+    lacks = f"{missing}, which is not installed: pip install '.[remote]' in a clone of this project"
+    assert (done.returncode, done.stderr) == (2, f"error: s3://bucket/a.json: cannot be read: {lacks}\n")
+
+
+@pytest.mark.starts
+def test_who_names_no_store_imports_nothing_of_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "sizes.json").write_text('[{"token_num": 5, "vit_num": 2}, {"token_num": 7, "vit_num": 1}]')
+    words = ["look", str(tmp_path / "sizes.json"), "--json"]
+    code = f"{WITHOUT}import runpy\nsys.argv = {words}\nruns = {str(ROOT / 'tools/look.py')!r}\n"
+    code += "try: runpy.run_path(runs, run_name='__main__')\nexcept SystemExit as end: assert not end.code, end.code\n"
+    done = fresh_python(
+        "-c", f"{code}print(sorted({{*{errors.EXTRAS['remote']}, 'aiohttp', 'asyncio'}} & {{*sys.modules}}))"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_scripts_and_setup_agree_on_the_python() -> None:
     setup = (ROOT / "setup.py").read_text()
     (low, high) = map(int, re.findall(r'python_requires=">=3\.(\d+),<3\.(\d+)"', setup)[0])
