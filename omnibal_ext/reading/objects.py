@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from omnibal_ext.reading.stores import (
     FIRST,
     MOST_A_REQUEST,
-    PATIENCE,
     Range,
-    StoreError,
     StorePath,
+    answer,
     begin_range,
     head,
-    lost,
     read_range,
 )
 
@@ -91,8 +89,6 @@ Key = tuple[StorePath, int]
 _begun: "dict[Key, tuple[list[Future[Range]], int]]" = {}
 """Requests for what begins at a byte of an object, and their bytes."""
 os.register_at_fork(after_in_child=_begun.clear)  # nobody there would end these requests
-LONGEST = 4 * PATIENCE
-"""Seconds that are waited for what was begun, behind others that were before."""
 
 
 def begin(path: StorePath, start: int, size: int) -> Key | None:
@@ -121,10 +117,7 @@ def _taken(path: StorePath, start: int) -> Range | None:
     """Return what was begun, now whole. Raises OSError, StoreError."""
     if (found := _begun.pop((path, start), None)) is None:
         return None
-    try:
-        parts = [one.result(LONGEST) for one in found[0]]
-    except TimeoutError:
-        raise lost(StoreError(f"{path}: the store gives no answer in {LONGEST:g} s; start again")) from None
+    parts = [answer(path, one) for one in found[0]]
     for part in parts:
         refuse_other(path, part.mark, parts[0].mark)
     return parts[0]._replace(content=b"".join(part.content for part in parts))

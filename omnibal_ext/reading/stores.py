@@ -35,6 +35,8 @@ SECONDS = 20.0
 """Seconds of one try of a request, which asks for at most `MOST_A_REQUEST` bytes."""
 PATIENCE = 60.0
 """Seconds of all tries of a request."""
+LONGEST = 4 * PATIENCE
+"""Seconds that are waited for a request, behind others that were before."""
 WAIT, LONGEST_WAIT = 0.25, 8.0
 """Seconds at most before the second try, twice as many before each further one, and before any."""
 MOST_A_REQUEST = 2**23
@@ -212,7 +214,7 @@ def read_range(path: StorePath, start: int, size: int) -> Range:
     """Return up to `size` bytes from `start` on. Raises OSError for the object's faults, StoreError for the store's."""
     if not path.key:
         raise FileNotFoundError(errno.ENOENT, "a bucket, which is no object", str(path))
-    return begin_range(path, start, size).result()
+    return answer(path, begin_range(path, start, size))
 
 
 def begin_range(path: StorePath, start: int, size: int) -> "Future[Range]":
@@ -235,10 +237,16 @@ _lost: list[StoreError] = []
 os.register_at_fork(after_in_child=_lost.clear)
 
 
-def lost(error: StoreError) -> StoreError:
-    """Note an error for `raise_if_lost`; return it."""
+def answer(path: StorePath, begun: "Future[Range]") -> Range:
+    """Return what a request gives; note a StoreError for `raise_if_lost`. Raises as `read_range`."""
+    try:
+        return begun.result(LONGEST)
+    except TimeoutError:
+        error = StoreError(f"{path}: the store gives no answer in {LONGEST:g} s; start again")
+    except StoreError as found:
+        error = found
     _lost[:] = [error]
-    return error
+    raise error
 
 
 def raise_if_lost() -> None:
@@ -313,7 +321,7 @@ async def _tried(path: StorePath, work: Callable[[], Awaitable[Any]]) -> Any:
                 passed = monotonic() - started
                 fault, passes = _fault(path, error, limit, passed)
                 if not passes or passed + (wait := next(waits)) >= PATIENCE:
-                    raise lost(fault) if isinstance(fault, StoreError) else fault from None
+                    raise fault from None
             await sleep(wait)
 
 
