@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import logging
 import os
 import random
 import re
@@ -419,6 +420,7 @@ def test_tries_end_by_a_deadline_after_waits_that_grow_at_random(monkeypatch: py
     draw, clock, waited = random.Random(seed), [0.0], list[float]()
 
     async def sleep(seconds: float) -> None:
+        assert clock[0] < 9 * stores.PATIENCE, "tries that do not end"
         waited.append(seconds)
         clock[0] += seconds
 
@@ -547,6 +549,69 @@ def test_an_answer_is_read_only_if_it_promises_what_was_asked_for(name: str) -> 
         with pytest.raises(StoreError, match="does not answer by ranges"):
             stores._promised(path, {**reply, "Body": body}, 4, 8)
     assert body.closed != is_read
+
+
+class _Body(io.BytesIO):
+    """An answer's bytes, as aiobotocore gives them."""
+
+    async def __aenter__(self) -> "_Body":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def read(self) -> bytes:  # type: ignore[override]
+        return self.getvalue()
+
+
+@pytest.mark.parametrize("size", [0, 7, 9])
+def test_an_answer_of_another_length_than_it_promises_is_no_answer(size: int) -> None:
+    class Store:
+        async def _call_s3(self, *_: Any, **__: Any) -> dict[str, Any]:
+            return {"ContentRange": "bytes 4-11/100", "ContentLength": 8, "ETag": "a", "Body": _Body(bytes(size))}
+
+    path = located("s3://bucket/a")
+    assert isinstance(path, StorePath)
+    with pytest.raises(ConnectionError):
+        asyncio.run(stores._range(Store(), path, 4, 8))
+
+
+def test_parts_of_two_versions_are_never_joined(served: store.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is read on after it was changed, and where it changes between requests that were begun together."""
+    versions, file = (bytes([number]) * 100_000 for number in (1, 2)), served.root / "versions"
+    first, second = versions
+    file.write_bytes(first)
+    path = located(f"{served.url}/versions")
+    assert isinstance(path, StorePath)
+    with open_plain(path, "") as opened:
+        assert opened.read(10) == first[:10]
+        file.write_bytes(second)
+        opened.seek(60_000)
+        with pytest.raises(OSError, match="changed while it was read"):
+            opened.read(10)
+    monkeypatch.setattr(stores, "AT_ONCE", 1)
+    monkeypatch.setattr(objects, "MOST_A_REQUEST", 40_000)
+    stores._gate.cache_clear()
+    begun = len(served.seen)
+    served.fault = lambda number, key: file.write_bytes(first) and None if number == begun + 2 else None
+    assert objects.begin(path, 0, len(second))
+    with pytest.raises(OSError, match="changed while it was read"):
+        open_regular(path)
+    stores._gate.cache_clear()
+    assert len(served.seen) == begun + 3
+
+
+def test_no_log_has_what_signs_a_request(served: store.Store, caplog: pytest.LogCaptureFixture) -> None:
+    (served.root / "logged").write_bytes(b"abc")
+    for name in ("aiobotocore", "botocore", "fsspec", "s3fs"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    stores._settings.cache_clear()
+    s3fs.S3FileSystem.clear_instance_cache()
+    caplog.set_level(logging.DEBUG)
+    with open_plain(located(f"{served.url}/logged"), "") as file:
+        assert file.read() == b"abc"
+    assert "AKIA" not in caplog.text
+    assert "ignature" not in caplog.text
 
 
 def test_a_bucket_is_a_prefix_and_no_object(served: store.Store) -> None:
