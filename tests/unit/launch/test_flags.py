@@ -14,6 +14,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.flags import flag_value
 from omnibal_ext.launch.conversations import check_conversation_flags
 from omnibal_ext.launch.folder import is_made
+from omnibal_ext.reading.stores import store_named
 from tests.flag_page import megatron_actions
 from tools import launch
 
@@ -144,7 +145,8 @@ FORWARDED_FLAGS = [action for action in LAUNCHER._actions if set(action.option_s
 def value_of(action: Action) -> list[str]:
     if action.nargs == 0:
         return []
-    words = [str(choice) for choice in action.choices] if action.choices else ["0.5" if action.type is float else "3"]
+    usual = {float: "0.5", store_named: "s3://bucket"}.get(action.type, "3")  # type: ignore[call-overload]
+    words = [str(choice) for choice in action.choices] if action.choices else [usual]
     return words if action.nargs == "+" else words[:1]
 
 
