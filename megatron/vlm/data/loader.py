@@ -165,7 +165,7 @@ def microbatches(
     Where media lie in a store, those of the next microbatch are read meanwhile.
     """
     workers = num_workers if dataset.reads_media else 0
-    if isinstance(dataset, PlannedDataset) and dataset.looks_ahead:
+    if isinstance(dataset, PlannedDataset) and dataset.reads_media and dataset.data.sources.are_stored:
         dataset, order = LookAhead(dataset), with_following(order, workers)
     if workers:
         _start_forkserver()

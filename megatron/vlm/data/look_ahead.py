@@ -40,11 +40,6 @@ class PlannedDataset(Dataset, ABC):
         """Whether this rank decodes images or sounds."""
         return self.decodes
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether some that it decodes lie in a store."""
-        return self.reads_media and self.data.sources.are_stored
-
     @abstractmethod
     def planned(self, key: Any) -> Planned:
         """Return what a key's microbatch is, before any image is read."""

@@ -319,40 +319,60 @@ def test_a_store_that_is_lost_ends_the_run_and_is_no_bad_sample(
 NAMES = {
     "s3://bucket/secret/a.jpg": "remote_image", "http://x.org/a.jpg": "remote_image", "../secret/a.jpg": "path_outside",
     "/secret/a.jpg": "path_outside", "memory://x/a.jpg": "remote_image", "cache::s3://bucket/secret/a.jpg": "missing",
+    "S3://bucket/secret/a.jpg": "remote_image", "s3:///secret/a.jpg": "remote_image", "a\nb.jpg": "missing_image",
+    "http://169.254.169.254/latest": "remote_image", "%2e%2e/secret/a.jpg": "path_outside", "a//../..//secret/a.jpg":
+    "path_outside", "s3:/bucket/secret/a.jpg": "missing_image", "..\\secret\\a.jpg": "missing_image",
+    "file:///etc/passwd": "path_outside", "//x.org/a.jpg": "path_outside", "concat:0.jpg|a.jpg": "missing_image",
+    "\ud800.jpg": "malformed_line", "a?versionId=1": "missing_image", "\u202e.jpg": "missing_image",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_record_leads_out_of_the_root(words: Path, served: store.Store, tmp_path: Path, name: str) -> None:
-    folder = served.root / f"root{[*NAMES].index(name)}"
+def test_no_record_leads_out_of_the_root(words: Path, served: store.Store, tmp_path: Path) -> None:
+    """Neither a line of JSON nor a cell of a table."""
+    folder = served.root / "root"
     pictures(folder)
-    (served.root / "secret").mkdir(exist_ok=True)
-    (served.root / "secret/a.jpg").write_bytes(encoded(0, "JPEG"))
-    written(folder / "chat.jsonl", {"image": name, "conversations": SAID}, {"image": "0.jpg", "conversations": SAID})
-    root = located(f"{served.url}/{folder.name}")
+    pictures(served.root / "secret", count=1)
+    written(folder / "chat.jsonl", *({"image": name, "conversations": SAID} for name in [*NAMES, "0.jpg"]))
+    root = located(f"{served.url}/root")
     recipe = replace(demo_recipe(words), image_root=root)
-    manifest = preprocess(open_job([root / "chat.jsonl"], recipe, tmp_path / "data"))
+    manifest = preprocess(open_job([root / "chat.jsonl"], recipe, tmp_path / "data"), max_rejects=len(NAMES))
     assert manifest["samples"] == 1
-    assert NAMES[name] in str(manifest["rejected_by_reason"])
-    assert not any(line.startswith(f"GET /{store.BUCKET}/secret") for line in served.seen)
+    found = [json.loads(line) for line in (tmp_path / "data/rejected.jsonl").read_text().splitlines()]
+    assert len(found) == len(NAMES)
+    assert all(one["reason"].startswith(reason) for one, reason in zip(found, NAMES.values(), strict=True))
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    named = [name for name in NAMES if name.isascii()]
+    rows = [{"image": {"bytes": None, "path": name}, "conversations": SAID} for name in [*named, "0.jpg"]]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "set.parquet")
+    manifest = preprocess(open_job([root / "set.parquet"], recipe, tmp_path / "table"), max_rejects=len(NAMES))
+    assert manifest["samples"] == 1
+    assert sum(manifest["rejected_by_reason"].values()) == len(named)
+    assert all(re.match(r"GET /bucket(/root/|\?list-type=2&prefix=root%2F)", line) for line in served.seen)
 
 
-def test_a_meta_file_of_a_store_names_what_is_beside_it(words: Path, served: store.Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("annotation", "root"),
+    [
+        ("inner/chat.jsonl", "inner"), ("/etc/passwd", "inner"), ("../lost/chat.jsonl", "inner"),
+        ("inner/chat.jsonl", ".."), ("s3://bucket/secret/chat.jsonl", "inner"), ("inner/chat.jsonl", "s3://bucket/secret"),
+        ("http://169.254.169.254/chat.jsonl", "inner"), ("inner/chat.jsonl", "cache::s3://bucket/secret"),
+        ("inner/%2e%2e/%2e%2e/secret/chat.jsonl", "inner"),
+    ],
+)  # fmt: skip
+def test_a_meta_file_of_a_store_names_what_is_beside_it(
+    words: Path, served: store.Store, tmp_path: Path, annotation: str, root: str
+) -> None:
     folder = served.root / "meta"
-    pictures(folder / "inner")
-    recipe = demo_recipe(words)
-    for annotation, root, is_read in (
-        ("inner/chat.jsonl", "inner", True), ("/etc/passwd", "inner", False), ("../lost/chat.jsonl", "inner", False),
-        ("inner/chat.jsonl", "..", False),
-    ):  # fmt: skip
-        (folder / "meta.json").write_text(json.dumps({"one": {"annotation": annotation, "root": root}}))
-        stores.head.cache_clear()
-        given = [located(f"{served.url}/meta/meta.json")]
-        if is_read:
-            assert preprocess(open_job(given, recipe, tmp_path / "data"))["samples"] == COUNT
-        else:
-            with pytest.raises(UserError, match="leads out of"):
-                open_job(given, recipe, tmp_path / "other")
+    if not folder.exists():
+        pictures(folder / "inner")
+    (folder / "meta.json").write_text(json.dumps({"one": {"annotation": annotation, "root": root}}))
+    given = [located(f"{served.url}/meta/meta.json")]
+    if (annotation, root) == ("inner/chat.jsonl", "inner"):
+        assert preprocess(open_job(given, demo_recipe(words), tmp_path / "data"))["samples"] == COUNT
+    else:
+        with pytest.raises(UserError, match=r"leads out of|cannot be read|no such folder"):
+            open_job(given, demo_recipe(words), tmp_path / "other")
+    assert all(re.match(r"GET /bucket(/meta/|\?list-type=2&prefix=meta%2F)", line) for line in served.seen)
 
 
 def test_a_dataset_moves_between_folder_and_store(words: Path, served: store.Store, tmp_path: Path) -> None:
