@@ -1,12 +1,13 @@
 """How fast packs are read: packs a second of one core, and the workers that a node of 8 GPUs needs.
 
-    python benchmarks/loader.py [--images 160] [--device h100] [--store-ms 20]
+    python benchmarks/loader.py [--images 160] [--device h100] [--store-ms 20] [--cached]
 
 The images are JPEG photographs of many sizes, made up; they are cut, packed at the paper's budgets and read as training
 reads them, one pack at a time in one process. What the GPUs ask for is analytic: a pipeline without a bubble takes as
 many packs a second as its GPUs can compute. The baseline reads as loaders usually do: every tensor-parallel rank
 decodes for itself, and normalises on the host. With --store-ms the same pictures are also read from an S3 server (of
 this machine: it takes its share of the processor) so many milliseconds away, ahead of use, in turn with the folder.
+With --cached three epochs are also read with cached tiles, in turn with three that decode.
 """
 
 import argparse
@@ -31,6 +32,7 @@ import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is 
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, microbatches
+from megatron.vlm.data.media.tile_cache import TileCache
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.media import Images
 from megatron.vlm.pixels import normalise
@@ -59,6 +61,7 @@ MODELS = (
     ("internvit-6b+qwen1.5-110b", 8, 8),
 )
 """The paper's, with their tensor- and pipeline-parallel sizes; one for a single node."""
+EPOCHS = 3
 EVERYTHING = Needs(frozenset({"tiles"}), tokens=True, labels=True)
 
 
@@ -69,6 +72,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="the fastest of each counts (default %(default)s)")
     parser.add_argument("--device", choices=sorted(DEVICES), default="h100", help="that asks for packs")
     parser.add_argument("--store-ms", type=float, help="also from a store so far away")
+    parser.add_argument("--cached", action="store_true", help=f"also {EPOCHS} epochs with --cache-tiles")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -84,7 +88,8 @@ def main() -> None:
         packs = range(index.num_packs)
         seconds = {what: fastest(read, packs, arguments.repeats) for what, read in reads.items()}
         tiles = sum(reader[pack].media_of("tiles").amount for pack in packs) / len(packs)
-        stored = compared(folder, reader, arguments) if arguments.store_ms is not None else []
+        further = compared(folder, reader, arguments) if arguments.store_ms is not None else []
+        further += cached(folder, reader, arguments.repeats) if arguments.cached else []
     rows = [(what, f"{taken * 1e3:.1f}", f"{1 / taken:,.1f}") for what, taken in seconds.items()]
     title = f"{len(packs)} packs of {VIT_BUDGET} tiles and {LLM_BUDGET} tokens at most ({tiles:.1f} tiles on average)"
     print_table(title, ("on one core", "ms a pack", "packs/s"), rows)
@@ -98,7 +103,7 @@ def main() -> None:
         f"core seconds of a pack at TP={tensor} against every rank decoding and normalising: "
         f"{(decodes + (tensor - 1) * light) / (tensor * baseline):.2f}x"
     )
-    for line in stored:
+    for line in further:
         print(line)
 
 
@@ -127,6 +132,32 @@ def compared(folder: Path, local: PackDataset, arguments: argparse.Namespace) ->
         f"{used['store'] / used['folder']:.2f}x that of the folder's",
         f"packs a second from the store against the folder: {seconds['folder'] / seconds['store']:.2f}x",
     ]
+
+
+def cached(folder: Path, reader: PackDataset, repeats: int) -> list[str]:
+    """What epochs cost the processor that keep tiles and take them, beside epochs that decode."""
+    passes = []
+    for number in range(repeats):
+        tiles = folder / f"tiles-{number}"
+        kept = PackDataset(ChatDataset(reader.data.folder, tile_cache=TileCache(tiles)), reader.index, EVERYTHING)
+        passes.append([[processor_seconds(one) for one in (reader, kept)] for _ in range(EPOCHS)])
+    decoding, keeping = np.min(passes, axis=0).T
+    entries, images = (sum(file.stat().st_size for file in path.glob(names)) for path, names in
+                       ((tiles, "*/*"), (folder / store.BUCKET, "*.jpg")))  # fmt: skip
+    return [
+        f"--cache-tiles: {entries / images:.1f}x the images' bytes; an epoch's processor against decoding: "
+        f"{', '.join(f'{one:.2f}x' for one in keeping / decoding)}",
+        f"processor seconds of {EPOCHS} epochs with cached tiles against without: "
+        f"{keeping.sum() / decoding.sum():.2f}x",
+    ]
+
+
+def processor_seconds(dataset: PackDataset) -> float:
+    """Of all packs."""
+    before = time.process_time()
+    for batch in microbatches(dataset, range(dataset.index.num_packs)):
+        assert not batch.broken, batch.broken
+    return time.process_time() - before
 
 
 @contextmanager

@@ -45,6 +45,12 @@ def _add_stores(group: Group) -> None:
     group.add_argument("--stores", type=store_named, action="extend", nargs="+", metavar="SCHEME://BUCKET", help=said)
 
 
+def _add_cache(group: Group) -> None:
+    group.add_argument(
+        "--cache-tiles", metavar="DIR", help="keep decoded and resized images on a local disk, for later epochs"
+    )
+
+
 def _add_tolerances(group: Group) -> None:
     add = group.add_argument
     add("--max-bad-samples", type=int, default=100, metavar="N", help="samples whose images may break while training")
@@ -90,6 +96,7 @@ TRAINER_FLAGS: dict[str, Callable[[Group], None]] = {
     "what is trained": _add_trained,
     "rates of parts, and the loss": _add_rates,
     "where images may lie": _add_stores,
+    "what is kept of images": _add_cache,
     "what may go wrong": _add_tolerances,
     "what is recorded": _add_records,
 }

@@ -29,6 +29,7 @@ from megatron.vlm.checkpoint import guard
 from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, first_iteration
+from megatron.vlm.data.media.tile_cache import TileCache
 from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.hf.export import SaveExporter, check_like
@@ -86,6 +87,7 @@ class Trainer:
             True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)
         }  # fmt: skip
         """Bad samples of the training data (True) and of the held-out data (False)."""
+        self.tile_cache = TileCache(Path(args.cache_tiles)) if args.cache_tiles else None
         self.teams = Teams()
         self.hosts = Hosts()
         self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
@@ -139,7 +141,7 @@ class Trainer:
 
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(self.plan.placement, vp_stage)].layers
-        index, opened = PackedIndex.open(packs), ChatDataset(data, checks_images=self.args.image_checksums)
+        index, opened = PackedIndex.open(packs), ChatDataset(data, self.args.image_checksums, self.tile_cache)
         opened.sources.refuse_foreign()
         self.teams.open(index.widths)
         return PackDataset(

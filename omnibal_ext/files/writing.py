@@ -38,11 +38,12 @@ def _named(error: OSError, path: Path) -> OSError:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
+def replacing(target: Path, is_lasting: bool = True) -> Iterator[BinaryIO]:
     """Yield a file to write bytes to; without an error it takes the place of `target`, atomically.
 
-    Where `target` is a link, what it points to is replaced; a device or a pipe is written to. Raises UserError naming
-    `target` if it cannot be written; no partial file is left.
+    Unless `is_lasting`, a power cut may damage it, so readers must notice that. Where `target` is a link, what it
+    points to is replaced; a device or a pipe is written to. Raises UserError naming `target` if it cannot be written;
+    no partial file is left.
     """
     try:
         if _is_special(target):
@@ -55,7 +56,8 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
             with file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if is_lasting:
+                    os.fsync(file.fileno())
                 partial.replace(target)
         finally:
             with suppress(OSError):

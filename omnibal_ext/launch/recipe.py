@@ -22,6 +22,7 @@ OF_THE_RUN = ("run-dir", "config", "dry-run", "check", "fresh", "json", "progres
 BY_HAND = frozenset((
     *("trust", "download", "rdzv-endpoint", "stores"),
     *("save", "metrics-file", "tensorboard-dir", "wandb-save-dir", "memory-snapshot-path", "flight-recorder-dump-path"),
+    "cache-tiles",
     *("wandb-project", "wandb-exp-name", "wandb-entity", "log-straggler", "straggler-ctrlr-port"),
 ))  # fmt: skip
 """Flags that only who starts a run may give, as a recipe may be a stranger's: what lets code run (as torch's rendezvous

@@ -34,7 +34,10 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
         r"ratio of waiting at twice as many ranks, levelled again to not: \S+",
     ),
     "long_context.py": (("--share", 0.02, "--studies", 1), r"text, 8B, HBP's layout: ours over naive \S+x, HBP .*"),
-    "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
+    "loader.py": (
+        ("--images", 6, "--repeats", 1, "--cached"),
+        r"processor seconds of 3 epochs with cached tiles against without: \S+x",
+    ),
     "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 16), r"ratio of the loss curve's spread, .*: \S+"),
     "model_families.py": (("--seconds", 0.05, "--models", 1), r"joint against the whole ViT in the first stage: .*"),
     "narrow_states.py": (("--steps", 2), r"loss with narrower states over fp32's: \S+"),

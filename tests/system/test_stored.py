@@ -28,9 +28,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[store.Store]:
         yield running
 
 
-def launch(stored: store.Store, place: object, run: Path, *more: object, check: bool = True) -> Any:
+def launch(
+    stored: store.Store, place: object, run: Path, *more: object, check: bool = True, tiles: Path | None = None
+) -> Any:
     words = ("--model", stored.root.parents[1] / "model", "--input", f"{place}/seen/train.jsonl")
     words = (*words, "--image-root", f"{place}/seen", "--run-dir", run, "--nproc-per-node", 2, "--analytic", "a100")
+    words = (*words, "--cache-tiles", tiles) if tiles else words
     return tool(
         "launch.py", *words, "--", "--train-iters", ITERATIONS, "--log-interval", 1, "--save-interval", BEGUN,
         "--num-workers", 4, *more, check=check,
@@ -79,6 +82,28 @@ def test_losses_are_the_local_folders_over_a_resume_and_through_faults(
 
 
 @pytest.mark.starts
+def test_losses_with_cached_tiles_are_the_same_over_a_resume(
+    stored: store.Store, due: list[float], tmp_path: Path
+) -> None:
+    """From the store, with a folder of tiles that has entries, lacks some, and has damaged ones."""
+    run, tiles = tmp_path / "run", tmp_path / "tiles"
+    launch(stored, stored.url, run, "--exit-interval", BEGUN, tiles=tiles)
+    kept = sorted(tiles.glob("*/*"))
+    assert kept
+    for number, path in enumerate(kept):
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) - number % 3])
+    for path in kept[::4]:
+        path.unlink()
+    launch(stored, stored.url, run, tiles=tiles)
+    assert losses(run) == due
+    assert "weighs nothing" not in texts(run)
+    assert {*kept[::4]} & {*tiles.glob("*/*")}
+    line = refusal(launch(stored, stored.root, tmp_path / "new", check=False, tiles=tmp_path / "run/metrics.jsonl"))
+    assert "metrics.jsonl is a file" in line
+
+
+@pytest.mark.starts
 def test_refused_keys_end_the_run_in_a_line(stored: store.Store, tmp_path: Path) -> None:
     stored.fault = lambda number, key: ("status", 400.0) if "images" in key else None
     try:
@@ -91,7 +116,11 @@ def test_refused_keys_end_the_run_in_a_line(stored: store.Store, tmp_path: Path)
 
 @pytest.mark.starts
 def test_only_conversations_and_images_may_lie_in_a_store(stored: store.Store, tmp_path: Path) -> None:
-    for more, word in (("--save", f"{stored.url}/save"), "--save"), (("--enable-msc",), "--enable-msc"):
+    for more, word in (
+        (("--save", f"{stored.url}/save"), "--save"),
+        (("--cache-tiles", stored.url), "--cache-tiles"),
+        (("--enable-msc",), "--enable-msc"),
+    ):
         line = refusal(launch(stored, stored.root, tmp_path / "run", *more, check=False))
         assert word in line
         assert "stay on a file system" in line

@@ -186,16 +186,16 @@ def test_a_run_that_ends_before_its_end_has_failed(
 
 @pytest.mark.parametrize("checks", [True, False])
 def test_images_are_compared_unless_the_flag_says_not(monkeypatch: pytest.MonkeyPatch, checks: bool) -> None:
-    asked: dict[str, bool] = {}
+    asked: list[object] = []
     for name in ("PackedIndex", "PackDataset", "Needs", "sequence_multiple", "parallel_state", "stage_number"):
         monkeypatch.setattr(pretrain, name, MagicMock())
-    monkeypatch.setattr(pretrain, "ChatDataset", lambda _, **named: asked.update(named))
+    monkeypatch.setattr(pretrain, "ChatDataset", lambda _, *given: asked.extend(given) or MagicMock())
     plan = MagicMock()
     plan.stages.__getitem__.return_value.layers = (0, 1)
     args = SimpleNamespace(image_checksums=checks)
-    trainer = SimpleNamespace(args=args, plan=plan, architecture=MagicMock(), teams=MagicMock())
+    trainer = SimpleNamespace(args=args, plan=plan, architecture=MagicMock(), teams=MagicMock(), tile_cache=plan)
     Trainer._dataset(trainer, "data", "packs", None)  # type: ignore[arg-type]
-    assert asked == {"checks_images": checks}
+    assert asked == [checks, plan]
 
 
 @pytest.mark.parametrize("place", ["save", "metrics_file", "tensorboard_dir"])

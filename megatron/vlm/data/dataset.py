@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset_folder import DatasetFolder
 from megatron.vlm.data.inputs.registry import readers_of
+from megatron.vlm.data.media.tile_cache import TileCache
 from megatron.vlm.data.sample import Sample
 
 
@@ -35,9 +36,10 @@ class ChatDataset(DatasetFolder, Dataset):
     read its images or sounds are missing.
     """
 
-    def __init__(self, folder: str | Path, checks_images: bool = True) -> None:
-        """Open a folder; with `checks_images`, an image whose CRC-32 is not the recorded one counts as unreadable."""
-        super().__init__(folder, checks_images)
+    def __init__(self, folder: str | Path, checks_images: bool = True, tile_cache: TileCache | None = None) -> None:
+        """Open a folder; with `checks_images`, an image whose CRC-32 is not the recorded one counts as unreadable.
+        `tile_cache` keeps the tiles of those that are checked."""
+        super().__init__(folder, checks_images, tile_cache)
         self.readers = readers_of(self)
         for reader in self.readers.values():
             reader.require()

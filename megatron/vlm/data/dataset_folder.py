@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from omnibal_ext.modalities.vision.tiling import TilingRule
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes
 
+if TYPE_CHECKING:
+    from megatron.vlm.data.media.tile_cache import TileCache  # with torch, which `omnibal look` goes without
+
 
 class DatasetFolder:
     """A memory-mapped dataset folder.
@@ -30,9 +33,10 @@ class DatasetFolder:
     Raises `UserError` if the folder is incomplete, of another version, or its index files are damaged.
     """
 
-    def __init__(self, folder: str | Path, checks_images: bool = True) -> None:
-        """Open a folder; with `checks_images`, an image whose CRC-32 is not the recorded one counts as unreadable."""
-        self.folder, self.checks_images = Path(folder), checks_images
+    def __init__(self, folder: str | Path, checks_images: bool = True, tile_cache: "TileCache | None" = None) -> None:
+        """Open a folder; with `checks_images`, an image whose CRC-32 is not the recorded one counts as unreadable.
+        `tile_cache` keeps the tiles of those that are checked."""
+        self.folder, self.checks_images, self.tile_cache = Path(folder), checks_images, tile_cache
         refuse_without_manifest(self.folder, "a dataset", "omnibal preprocess")
         self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))

@@ -163,7 +163,8 @@ NEEDS = (
     Need(OF_A_START, "--load, --from or --save", lambda args: args.load or args.first_weights or args.save),
     Need("override_opt_param_scheduler", "to be given without --use-checkpoint-opt-param-scheduler",
          lambda args: not args.use_checkpoint_opt_param_scheduler),
-    # logs, profilers, processes
+    # data, logs, profilers, processes
+    Need("cache_tiles", "images that are compared: leave --no-image-checksums out", attrgetter("image_checksums")),
     Need("log_memory_interval", "to be a multiple of --log-interval",
          lambda args: _is_multiple(args.log_memory_interval, args.log_interval)),
     Need("barrier_with_L1_time", "--timing-log-level 1 or 2", lambda args: args.timing_log_level),

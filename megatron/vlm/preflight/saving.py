@@ -23,7 +23,13 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int, is
     """
     metrics = args.metrics_file and str(Path(args.metrics_file).parent)
     read = {"--data": args.data, "--packs": args.packs, "--eval-data": args.eval_data, "--eval-packs": args.eval_packs}
-    for flag, name in (("--save", args.save), ("--tensorboard-dir", args.tensorboard_dir), ("--metrics-file", metrics)):
+    written = {
+        "--save": args.save,
+        "--tensorboard-dir": args.tensorboard_dir,
+        "--metrics-file": metrics,
+        "--cache-tiles": args.cache_tiles,
+    }
+    for flag, name in written.items():
         if name:
             refuse_within(flag, Path(name), read)
             check_writable(Path(name))
@@ -34,7 +40,8 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int, is
     each, there = in_bytes(size), f"in {args.save}, {in_bytes(free)} free"
     needed = f"{count} x {each} {there}" if is_packed else f"each {each} {there}"
     if size * min(count, 2) > free:
-        raise UserError(f"--save {args.save}: no room for two checkpoints: {needed}; make room")
+        kept = f", --cache-tiles {args.cache_tiles} may be deleted" if args.cache_tiles else ""
+        raise UserError(f"--save {args.save}: no room for two checkpoints: {needed}; make room{kept}")
     if args.no_save_optim:
         return Note(
             f"{needed}, without the optimizer's state (--no-save-optim): a run that is interrupted cannot go on"

@@ -23,6 +23,7 @@ from PIL import Image
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, microbatches
+from megatron.vlm.data.media.tile_cache import KeptTiles, TileCache
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import measure, preprocess
 from omnibal_ext.errors import UserError
@@ -197,6 +198,43 @@ def test_packs_read_ahead_are_the_folders_and_nothing_is_left_begun(
             assert torch.equal(here.input_ids, there.input_ids)  # type: ignore[arg-type]
     assert len(served.seen) == 2 * 24  # each object once a pass
     assert served.most > 4
+    assert objects.in_flight() == 0
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_of_objects_whose_tiles_are_kept_marks_alone_are_read(
+    words: Path, served: store.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """The first bytes of each, ahead of use; all of them where the tiles are gone when they are wanted."""
+    folder, count = served.root / f"kept-{deleted}", 12
+    file = pictures(folder, count=count)
+    for number in range(count):
+        Image.fromarray(noise(1, 700, 500, seed=number)[0]).save(folder / f"{number}.jpg", quality=95)
+    assert (folder / "0.jpg").stat().st_size > 2 * stores.FIRST
+    local, far = both(words, served, file, tmp_path)
+    data, due = packs(ChatDataset(far.folder, tile_cache=TileCache(tmp_path / "tiles"))), packs(local)
+    numbers = range(data.index.num_packs)
+
+    def broken() -> list[str]:
+        found = []
+        for number, batch in zip(numbers, microbatches(data, numbers), strict=True):
+            found += [why for _, why in batch.broken]
+            if not batch.broken:
+                assert torch.equal(seen(batch).values, seen(due[number]).values)  # type: ignore[arg-type]
+        return found
+
+    assert not broken()
+    served.seen.clear()
+    served.sent = 0
+    if deleted:
+        monkeypatch.setattr(KeptTiles, "_read", lambda _: None)
+    assert not broken()
+    whole = sum(path.stat().st_size for path in folder.glob("*.jpg"))
+    assert whole <= served.sent < 1.2 * whole if deleted else served.sent <= count * stores.FIRST
+    assert deleted or len(served.seen) == count
+    (folder / "3.jpg").write_bytes(encoded(99))
+    (why,) = broken()
+    assert "3.jpg: is not what was preprocessed: length and ETag" in why
     assert objects.in_flight() == 0
 
 

@@ -155,7 +155,7 @@ NOT_OF_A_PLAN = {
     *("lr_warmup_fraction", "weight_decay", "weight_decay_vit", "weight_decay_projector", "clip_grad"),
     *("loss_reduction", "max_bad_samples", "max_bad_steps", "image_checksums", "trust", "metrics_file", "timelines"),
     *("train_iters", "save", "save_interval", "save_retain_interval", "eval_interval", "log_interval", "num_workers"),
-    *("seed", "fp16", "stores"),
+    *("seed", "fp16", "stores", "cache_tiles"),
 }
 """Flags that name the things themselves, whose hashes are inputs, or that change nothing in a plan."""
 

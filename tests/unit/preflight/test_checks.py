@@ -35,7 +35,7 @@ TINY, GIB = preset("tiny"), 2**30
 
 def arguments(**changes: Any) -> Namespace:
     sizes = ("tensor_model_parallel", "pipeline_model_parallel", "data_parallel", "expert_model_parallel", "world")
-    nothing = ("save", "save_interval", "save_retain_interval", "tensorboard_dir", "metrics_file",
+    nothing = ("save", "save_interval", "save_retain_interval", "tensorboard_dir", "metrics_file", "cache_tiles",
                "data", "packs", "eval_data", "eval_packs")  # fmt: skip
     off = ("bf16", "fp16", "no_save_optim", "use_distributed_optimizer", "use_precision_aware_optimizer")
     values = {**dict.fromkeys(nothing), **dict.fromkeys(off, False), **{f"{name}_size": 1 for name in sizes}}
@@ -271,10 +271,12 @@ def test_folders_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(saving.os, "access", lambda path, _: Path(path) != tmp_path)
     with pytest.raises(UserError, match="may not be written"):
         saving.check_saving(arguments(metrics_file=str(tmp_path / "run" / "metrics.jsonl")), TINY, 0)
+    with pytest.raises(UserError, match=rf"^{tmp_path}/tiles: {tmp_path} may not be written"):
+        saving.check_saving(arguments(cache_tiles=str(tmp_path / "tiles")), TINY, 0)
 
 
 @pytest.mark.parametrize("read", ["data", "packs", "eval_data", "eval_packs"])
-@pytest.mark.parametrize("written", ["save", "tensorboard_dir", "metrics_file"])
+@pytest.mark.parametrize("written", ["save", "tensorboard_dir", "metrics_file", "cache_tiles"])
 def test_nothing_is_written_into_what_is_read(tmp_path: Path, read: str, written: str) -> None:
     folder = tmp_path / read
     (folder / "deep").mkdir(parents=True)

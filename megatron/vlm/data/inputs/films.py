@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from megatron.vlm.data.inputs.reader import Broken, InputReader, read_each
+from megatron.vlm.data.inputs.reader import Broken, Cut, InputReader, read_each
 from megatron.vlm.data.media.images import load_rgb
 from megatron.vlm.data.media.videos import read_frames, require_decoder
 from megatron.vlm.data.sample import Sample
@@ -48,13 +48,13 @@ class FilmReader(InputReader):
         """Side of a tile in pixels."""
         return self.rule.side
 
-    def decode(self, sample: Sample, item: Film) -> NDArray[np.uint8]:
-        """Decode a video: uint8 [frames, side, side, 3]. Raises as `InputReader.decode`."""
-        film = item if self.data.checks_images else replace(item, crcs=())
-        root, path = sample.file(film)
-        rule, plan = TILINGS[self.rule.tiling], TiledImage(film.path, 1, 1, False)
-        with sample.decoding(path):
-            return np.concatenate([rule.cut(frame, plan, self.side) for frame in _frames(root, path, film)])
+    def _cut(self, item: Film) -> Cut:
+        """Return how a video is cut: a tile each frame, [frames, side, side, 3]."""
+        return Cut(self.rule.tiling, (item.units, self.side, self.side, 3))
+
+    def _decoded(self, root: Path, path: Path, item: Film) -> NDArray[np.uint8]:
+        rule, plan = TILINGS[self.rule.tiling], TiledImage(item.path, 1, 1, False)
+        return np.concatenate([rule.cut(frame, plan, self.side) for frame in _frames(root, path, item)])
 
     def values(self, sample: Sample, item: Film) -> Tensor:
         """Decode a video, normalised: fp32 [frames, 3, side, side]. Raises as `decode`."""
@@ -86,13 +86,12 @@ class FilmReader(InputReader):
     def read(self, media: Media, inputs: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
         """Decode videos: return the media with uint8 pixels and statistics to normalise them; and errors by sample."""
         assert isinstance(media, Images)
-        shape = (self.side, self.side, 3)
         tiles, broken = read_each(
             inputs if decodes else (),
             lambda one: self.decode(*one),
-            lambda one: np.zeros((one.item.units, *shape), np.uint8),
+            lambda one: np.zeros(self._cut(one.item).shape, np.uint8),
         )
-        meta = torch.empty(media.amount, *shape, dtype=torch.uint8, device="meta")
+        meta = torch.empty(media.amount, self.side, self.side, 3, dtype=torch.uint8, device="meta")
         values = torch.from_numpy(np.concatenate(tiles)) if tiles else meta
         return replace(media, values=values, statistics=self.data.normalization), broken
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.vlm.data.inputs.reader import Broken, InputReader, read_each
+from megatron.vlm.data.inputs.reader import Broken, Cut, InputReader, read_each
 from megatron.vlm.data.media.images import load_rgb
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.sample import Sample
@@ -52,15 +52,15 @@ class ImageReader(InputReader):
         side: int = self.data.manifest["tile_size"]
         return side
 
-    def decode(self, sample: Sample, item: TiledImage) -> NDArray[np.uint8]:
-        """Decode an image or video: uint8 [tiles, side, side, 3], a video's [tiles, FRAMES, side, side, 3]. Raises
-        as `InputReader.decode`."""
-        image = item if self.data.checks_images else replace(item, crcs=())
-        root, path = sample.file(image)
-        with sample.decoding(path):
-            if image.film:
-                return _video_tiles(root, path, image, self.side)
-            return self.data.rule.cut(load_rgb(path, image.place, *image.crcs), image, self.side)
+    def _cut(self, item: TiledImage) -> Cut:
+        """Return how an image or video is cut: tiles [tiles, side, side, 3], a video's [tiles, FRAMES, ...]."""
+        frames = (FRAMES,) if item.film else ()
+        return Cut(self.data.rule.name, (item.tiles, *frames, self.side, self.side, 3))
+
+    def _decoded(self, root: Path, path: Path, item: TiledImage) -> NDArray[np.uint8]:
+        if item.film:
+            return _video_tiles(root, path, item, self.side)
+        return self.data.rule.cut(load_rgb(path, item.place, *item.crcs), item, self.side)
 
     def values(self, sample: Sample, item: TiledImage) -> Tensor:
         """Decode an image, normalised: fp32 [tiles, 3, side, side], a video's [tiles, 3, FRAMES, ...]. Raises as
@@ -117,8 +117,7 @@ class ImageReader(InputReader):
             return torch.empty(shape, dtype=torch.uint8, device="meta"), {}
 
         def black(one: Shown) -> NDArray[np.uint8]:
-            frames = (FRAMES,) if one.image.film else ()
-            return np.zeros((one.tiles, *frames, side, side, 3), dtype=np.uint8)
+            return np.zeros((one.tiles, *self._cut(one.image).shape[1:]), dtype=np.uint8)
 
         tiles, broken = read_each(shown, lambda one: self.decode(one.sample, one.image)[one.rows], black)
         return torch.from_numpy(join_tiles(tiles)), broken

@@ -3,19 +3,23 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress, zip_longest
+from functools import partial
+from itertools import compress
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from megatron.vlm.data.dataset_folder import DatasetFolder
-from megatron.vlm.data.media.crc import begin
+from megatron.vlm.data.media.crc import begin, compare, is_exact
+from megatron.vlm.data.media.tile_cache import KeptTiles
 from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Media
 from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import Pieces
 from omnibal_ext.modalities.modality import Modality, Size
+from omnibal_ext.modalities.place import Mark
 from omnibal_ext.reading.objects import Key
 from omnibal_ext.reading.stores import raise_if_lost
 
@@ -29,6 +33,24 @@ class Input(NamedTuple):
 
     sample: Sample
     item: Any
+
+
+class Cut(NamedTuple):
+    """How an input is cut into tiles, uint8: by which rule, and their shape."""
+
+    rule: str
+    shape: tuple[int, ...]
+
+
+def _marks(root: Path, path: Path, item: Any) -> dict[Path, Mark | None]:
+    """Return the files of an input, and what is noted of each."""
+    paths = [root / file for file in item.files] or [path]
+    return dict(zip(paths, item.crcs or [None] * len(paths), strict=True))
+
+
+def _compare(root: Path, path: Path, item: Any) -> None:
+    for file, mark in _marks(root, path, item).items():
+        compare(file, item.place, mark)
 
 
 def read_each(
@@ -59,12 +81,33 @@ class InputReader(ABC):
     def require(self) -> None:
         """Raise UserError naming what to install where inputs that the dataset has cannot be read."""
 
-    @abstractmethod
     def decode(self, sample: Sample, item: Any) -> Any:
-        """Decode one input of a sample: an array or a tensor [units, ...].
+        """Decode one input of a sample, or take its tiles from the cache: an array or a tensor [units, ...].
 
         Raises `UserError` naming file and sample if it cannot be, or is not what was preprocessed.
         """
+        root, path = sample.file(item)
+        with sample.decoding(path):
+            item = item if self.data.checks_images else replace(item, crcs=())
+            decoded, kept = partial(self._decoded, root, path, item), self._kept(root, path, item)
+            return decoded() if kept is None else kept.tiles(partial(_compare, root, path, item), decoded)
+
+    def _kept(self, root: Path, path: Path, item: Any) -> KeptTiles | None:
+        """Return the cache's tiles of an input; None: it keeps none."""
+        cut, cache = self._cut(item), self.data.tile_cache
+        if cut is None or cache is None:
+            return None
+        if not all(is_exact(*file) for file in _marks(root, path, item).items()):
+            return None
+        return cache.of((cut.rule, str(root), str(path), item), cut.shape)
+
+    @abstractmethod
+    def _decoded(self, root: Path, path: Path, item: Any) -> Any:
+        """Decode an input that lies at `path`, or whose files lie below `root`, and is compared with its marks."""
+
+    def _cut(self, item: Any) -> Cut | None:
+        """Return how an input is cut into tiles; None: it is not."""
+        return None
 
     @abstractmethod
     def values(self, sample: Sample, item: Any) -> Tensor:
@@ -89,8 +132,9 @@ class InputReader(ABC):
         """Begin to read the files of an image or a sound that lie in a store, ahead of `read`."""
         sample, item = one[:2]
         root, path = sample.file(item)
-        paths = [root / file for file in item.files] or [path]
-        begun = (begin(path, item.place, mark) for path, mark in zip_longest(paths, item.crcs))
+        kept, files = self._kept(root, path, item), _marks(root, path, item)
+        is_kept = kept is not None and kept.are_there
+        begun = (begin(file, item.place, mark, is_kept) for file, mark in files.items())
         return [key for key in begun if key is not None]
 
     def inputs(self, samples: Sequence[Sample]) -> list[Any]:

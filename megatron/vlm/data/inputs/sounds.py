@@ -1,5 +1,6 @@
 """Sounds of a pack: their mel frames, zeros where one cannot be read."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,15 +36,13 @@ class SoundReader(RowReader):
         """Number of mel bins."""
         return self.rule.encoder.mel_bins
 
-    def decode(self, sample: Sample, item: Sound) -> Tensor:
-        """Decode a sound: log-mel frames, fp32 [frames, mel bins]. Raises as `InputReader.decode`."""
-        rule, (_, path) = self.rule, sample.file(item)
-        crc = item.crcs[0] if item.crcs and self.data.checks_images else None
-        with sample.decoding(path):
-            wave = load_sound(path, item.place, rule.rate, crc)
-            if len(wave) != item.samples:
-                raise ValueError(f"{len(wave)} samples where {item.samples} were preprocessed")
-            return log_mels(rule, wave)
+    def _decoded(self, root: Path, path: Path, item: Sound) -> Tensor:
+        """Decode a sound: log-mel frames, fp32 [frames, mel bins]."""
+        rule, (crc,) = self.rule, item.crcs or (None,)
+        wave = load_sound(path, item.place, rule.rate, crc)
+        if len(wave) != item.samples:
+            raise ValueError(f"{len(wave)} samples where {item.samples} were preprocessed")
+        return log_mels(rule, wave)
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
         """Return input_features fp32 [frames, mel bins] of all sounds, feature_lengths int64 [sounds], the frames of

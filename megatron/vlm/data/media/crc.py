@@ -15,7 +15,7 @@ from megatron.vlm.data.formats.places import open_place
 from omnibal_ext.modalities.place import Mark, Place
 from omnibal_ext.reading import objects
 from omnibal_ext.reading.files import mark_of, open_plain
-from omnibal_ext.reading.stores import StorePath
+from omnibal_ext.reading.stores import FIRST, StorePath
 
 BLOCK = 2**20
 UNKNOWN = 2**20
@@ -33,12 +33,22 @@ def crc_of(path: Path, place: Place = ()) -> Mark:
         return mark_of(file) or _crc(file)
 
 
-def begin(path: Path, place: Place, mark: Mark | None) -> objects.Key | None:
-    """Begin to read, if it lies in a store, what `opened` will be asked for."""
+def begin(path: Path, place: Place, mark: Mark | None, is_kept: bool = False) -> objects.Key | None:
+    """Begin to read, if it lies in a store, what `opened` will be asked for; or, of what `is_kept`, `compare`."""
     if not isinstance(path, StorePath) or place[:1] == ("cell",):
         return None
     start, size = map(int, place[1:]) if place else (0, length_of(mark) or UNKNOWN)
+    if is_kept and isinstance(mark, str):  # comes with any bytes
+        size = min(FIRST, size)
     return objects.begin(path, start, size)
+
+
+def compare(path: Path, place: Place, mark: Mark | None) -> None:
+    """Compare a file, or a place in one, with its mark. Raises as `opened`; of an object reads the first bytes only."""
+    begin(path, place, mark, is_kept=True)
+    with _open(path, place) as file:
+        if mark is not None:
+            _compare(path, file, mark)
 
 
 @contextmanager
@@ -60,6 +70,12 @@ def _open(path: Path, place: Place) -> BinaryIO:
 def length_of(mark: Mark | None) -> int | None:
     """Return the bytes of an object in a store by its mark; None: it does not say."""
     return int(mark.partition("-")[0]) if isinstance(mark, str) else None
+
+
+def is_exact(path: Path, mark: Mark | None) -> bool:
+    """Return whether a file that passes `opened` has the content that was preprocessed: not where no mark is noted, and
+    not that of a copy of an object, of which the length is compared."""
+    return isinstance(mark, int) or (mark is not None and isinstance(path, StorePath))
 
 
 def _compare(path: Path, file: BinaryIO, due: Mark) -> None:
