@@ -95,7 +95,7 @@ def main(of_many: bool = False) -> None:
 def warm_up() -> None:
     """Do what programs do first: images and flags' help are made ready to be read, numba to compile. Plans are searched
     for in less time."""
-    from megatron.training import arguments
+    from megatron.training import arguments, initialize
     from PIL import Image
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
@@ -108,6 +108,8 @@ def warm_up() -> None:
     # Megatron makes a parser of its own twice at every start, beside ours: it is made here.
     made = add_megatron_arguments(ArgumentParser(allow_abbrev=False))
     arguments.add_megatron_arguments = lambda _: copy.copy(made)
+    # Megatron runs its fused functions before it trains, to compile them; nothing compiles them here.
+    initialize._warmup_jit_function = lambda **_: None
     share_a_device()
     # torchrun logs the method it is in; torch looks through the files of all modules to find its name.
     dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
@@ -240,6 +242,7 @@ def become(job: Job) -> NoReturn:
     sys.argv, code = [job.program, *job.arguments], 0
     try:
         if job.program.endswith(".py"):
+            sys.path.insert(0, str(Path(job.program).resolve().parent))
             runpy.run_path(job.program, run_name="__main__")
         else:
             runpy.run_module(job.program, run_name="__main__", alter_sys=True)

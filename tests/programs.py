@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -147,6 +147,27 @@ def fresh_python(*words: object, **variables: str) -> subprocess.CompletedProces
     command = [sys.executable, *map(str, words)]
     found = environment(**variables)
     return subprocess.run(command, cwd=ROOT, env=found, capture_output=True, text=True, timeout=1000, check=False)
+
+
+BEHIND_TORCH = """
+import os, sys
+import torch
+code, *folders = sys.argv[1:]
+for folder in folders:
+    if not os.fork():
+        sys.path.insert(0, folder)
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0, folder
+"""
+
+
+def behind_torch(code: str, folders: Iterable[Path]) -> list[str]:
+    """Run code once with each folder first on Python's path, with torch alone imported before; the lines it prints."""
+    done = fresh_python("-W", "ignore", "-c", BEHIND_TORCH, code, *folders)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
 
 
 def refusal(done: subprocess.CompletedProcess[str]) -> str:

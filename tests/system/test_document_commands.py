@@ -73,7 +73,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     for name in ("benchmarks", "examples", "scripts", "tools"):
         (folder / name).symlink_to(ROOT / name)
-    tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 48, "--heldout-samples", 4)
+    tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 24, "--heldout-samples", 4)
     (folder / "images").symlink_to("demo")
     for name, source in (("chat.jsonl", "train.jsonl"), ("tokenizer.model", "tokenizer.model")):
         shutil.copyfile(folder / "demo" / source, folder / name)
@@ -81,7 +81,8 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in MODELS:
         (folder / name).symlink_to("model")
     (folder / "bin").mkdir()
-    for command, words in (("python", ""), ("omnibal", f"{ROOT}/tools/__main__.py")):
+    commands = {"python": "", "omnibal": f"{ROOT}/tools/__main__.py", "torchrun": "-m torch.distributed.run"}
+    for command, words in commands.items():
         file = folder / "bin" / command
         file.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/warm_python.py {words} "$@"\n')
         file.chmod(0o755)

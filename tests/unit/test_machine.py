@@ -16,7 +16,7 @@ from megatron.vlm.models.mixture.groups import weight_gradient
 from megatron.vlm.preflight import machine
 from megatron.vlm.preflight.findings import Note
 from omnibal_ext.architectures.presets import TINY
-from tests.programs import PATH, fresh_python
+from tests.programs import behind_torch
 
 GIB = 2**30
 
@@ -149,8 +149,10 @@ def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ASK = """
 import json, sys
+from pathlib import Path
 import torch
-torch.cuda.is_available, torch.cuda.get_device_capability = lambda: True, lambda: (GPU, 0)
+gpu = int((Path(sys.path[0]) / "gpu").read_text())
+torch.cuda.is_available, torch.cuda.get_device_capability = lambda: True, lambda: (gpu, 0)
 from megatron.vlm import core_patches, optional, platform
 platform.prepare()
 import apex, flash_attn
@@ -171,23 +173,26 @@ FUNCTIONS = {
 REFUSED = {"fla": "its gradients are wrong on Hopper GPUs with Triton 3.4 to 3.7.0 (torch 2.13 brings 3.7.1)"}
 
 
+KERNELS: list[tuple[str, int, dict[str, str]]] = [
+    ("3.7.1", 9, {}), ("3.6.0", 9, REFUSED), ("3.6.0", 8, {}), ("3.10.0", 9, {}), ("3.3.1", 9, {}),
+    ("3.4.0+git1", 9, REFUSED),
+]  # fmt: skip
+"""Version of Triton, generation of the GPU, and what is refused."""
+
+
 @pytest.mark.starts
-@pytest.mark.parametrize(
-    ("triton", "gpu", "refused"),
-    [("3.7.1", 9, {}), ("3.6.0", 9, REFUSED), ("3.6.0", 8, {}), ("3.10.0", 9, {}), ("3.3.1", 9, {}),
-     ("3.4.0+git1", 9, REFUSED)],
-)  # fmt: skip
-def test_kernels_count_where_they_work(triton: str, gpu: int, refused: dict[str, str], tmp_path: Path) -> None:
+def test_kernels_count_where_they_work(tmp_path: Path) -> None:
     """And Megatron finds them. Hopper GPUs were refused by flash-linear-attention at a first backward."""
-    for module in ("apex", "fla", "fla/ops", "fla/modules", "triton", *FUNCTIONS):
-        (tmp_path / module).mkdir()
-        function = f"def {FUNCTIONS[module]}: pass\n" if module in FUNCTIONS else ""
-        (tmp_path / module / "__init__.py").write_text(function)
-    (tmp_path / "triton/__init__.py").write_text(f"__version__ = {triton!r}\n")
-    asked = ASK.replace("GPU", str(gpu))
-    done = fresh_python("-W", "ignore", "-c", asked, PYTHONPATH=":".join([str(tmp_path), *PATH]))
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == [True, not refused, True, "apex", refused]
+    folders = [tmp_path / f"{triton} on {gpu}" for triton, gpu, _ in KERNELS]
+    for folder, (triton, gpu, _) in zip(folders, KERNELS, strict=True):
+        for module in ("apex", "fla", "fla/ops", "fla/modules", "triton", *FUNCTIONS):
+            (folder / module).mkdir(parents=True)
+            function = f"def {FUNCTIONS[module]}: pass\n" if module in FUNCTIONS else ""
+            (folder / module / "__init__.py").write_text(function)
+        (folder / "triton/__init__.py").write_text(f"__version__ = {triton!r}\n")
+        (folder / "gpu").write_text(str(gpu))
+    found = map(json.loads, behind_torch(ASK, folders))
+    assert [*found] == [[True, not refused, True, "apex", refused] for *_, refused in KERNELS]
 
 
 @pytest.mark.parametrize(("name", "file"), [("NVIDIA L4", "nvidia-l4"), ("NVIDIA H100 80GB HBM3", "h100")])

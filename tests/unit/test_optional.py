@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron.vlm import optional
-from tests.programs import ROOT, fresh_python
+from tests.programs import behind_torch
 
 
 @pytest.fixture
@@ -70,29 +70,27 @@ MISSING = "No module named 'cutlass_of_nobody'"
 NO_FUNCTION = "it has no flash_attn_varlen_func: another package of this name, or a part of one"
 
 
+PACKAGES: list[tuple[str | None, str | None, list[object]]] = [
+    (SECOND, None, [True, False, {}]),
+    (SECOND, FOURTH, [True, True, {}]),
+    (None, FOURTH, [False, True, {}]),  # as `pip install --pre flash-attn-4` leaves it
+    (None, NO_CUTLASS, [False, False, {"flash_attn": NO_FUNCTION, "flash_attn.cute": MISSING}]),
+    ("", None, [False, False, {"flash_attn": NO_FUNCTION}]),
+    ("raise ImportError('undefined symbol')", FOURTH, [False, False, {"flash_attn": "undefined symbol"}]),
+    (SECOND, NO_CUTLASS, [True, False, {"flash_attn.cute": MISSING}]),
+]
+"""What is in flash_attn, in flash_attn.cute, and which of them are found."""
+
+
 @pytest.mark.starts
-@pytest.mark.parametrize(
-    ("second", "fourth", "found"),
-    [
-        (SECOND, None, [True, False, {}]),
-        (SECOND, FOURTH, [True, True, {}]),
-        (None, FOURTH, [False, True, {}]),  # as `pip install --pre flash-attn-4` leaves it
-        (None, NO_CUTLASS, [False, False, {"flash_attn": NO_FUNCTION, "flash_attn.cute": MISSING}]),
-        ("", None, [False, False, {"flash_attn": NO_FUNCTION}]),
-        ("raise ImportError('undefined symbol')", FOURTH, [False, False, {"flash_attn": "undefined symbol"}]),
-        (SECOND, NO_CUTLASS, [True, False, {"flash_attn.cute": MISSING}]),
-    ],
-)
-def test_flash_attention_2_and_4_are_told_apart(
-    tmp_path: Path, second: str | None, fourth: str | None, found: list[object]
-) -> None:
+def test_flash_attention_2_and_4_are_told_apart(tmp_path: Path) -> None:
     """They share a package's name, and a run with one alone ended in an ImportError in its first layer."""
-    for folder, lines in (("flash_attn", second), ("flash_attn/cute", fourth)):
-        (tmp_path / folder).mkdir()
-        if lines is not None:
-            (tmp_path / folder / "__init__.py").write_text(lines)
-    if fourth is None:
-        (tmp_path / "flash_attn/cute").rmdir()
-    done = fresh_python("-W", "ignore", "-c", ASK, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == found
+    folders = [tmp_path / str(number) for number in range(len(PACKAGES))]
+    for folder, (second, fourth, _) in zip(folders, PACKAGES, strict=True):
+        for package, lines in (("flash_attn", second), ("flash_attn/cute", fourth)):
+            (folder / package).mkdir(parents=True)
+            if lines is not None:
+                (folder / package / "__init__.py").write_text(lines)
+        if fourth is None:
+            (folder / "flash_attn/cute").rmdir()
+    assert [*map(json.loads, behind_torch(ASK, folders))] == [found for *_, found in PACKAGES]

@@ -9,7 +9,7 @@ from tests.fuzz.doors import OURS, entered, readers_of_source
 from tests.fuzz.reader import Reader
 from tests.fuzz.readers import all_readers
 from tests.fuzz.trial import Trial
-from tests.programs import fresh_python
+from tests.programs import run_tool
 
 SHARE = 0.3
 """Of damaged files, those that get past the first look at a file: else what lies behind it is not tried."""
@@ -25,7 +25,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
 def test_damaged_files_are_read_or_refused_in_a_line(readers: dict[str, Reader], seed: int, is_long: bool) -> None:
     """By a program without threads: what it forks inherits no lock that nobody opens again."""
     inputs = (2000 if is_long else 10) * len(readers)
-    done = fresh_python("-W", "ignore", "-m", "tests.fuzz", "--inputs", inputs, "--seed", seed, "--json")
+    done = run_tool("__main__.py", "--inputs", inputs, "--seed", seed, "--json", room="tests/fuzz")
     assert done.returncode in (0, 1), done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
     beyond = said["beyond"]
