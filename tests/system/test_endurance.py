@@ -115,19 +115,19 @@ def test_a_disk_that_fills_up_in_a_save_ends_no_run_and_the_next_save_tries_agai
     """There was room when the run started, and there is again. What was half written is no save."""
     with small_disk(folder / "disk", 64) as disk:
         kept = disk / "checkpoints"
-        run = kills.start(folder, "full", 36, warm_interpreter(), "--save", kept, "--save-interval", 15)
+        run = kills.start(folder, "full", 20, warm_interpreter(), "--save", kept, "--save-interval", 8)
         until(lambda: kills.reached(folder, "full") > 0 or run.poll() is not None, 240)
         fill(disk)
-        until(lambda: kills.reached(folder, "full") > 15 or run.poll() is not None, 240)
+        until(lambda: kills.reached(folder, "full") > 8 or run.poll() is not None, 240)
         assert not Checkpoints(kept).exist
         (disk / "others").unlink()
         assert run.wait(240) == 0
         log = (folder / "full.log").read_text()
         (said,) = [line for line in log.splitlines() if line.startswith(("warning: --save", "error:"))]
-        assert said.startswith(f"warning: --save {kept}: the save of iteration 15 failed: no space left, make room (")
+        assert said.startswith(f"warning: --save {kept}: the save of iteration 8 failed: no space left, make room (")
         assert said.endswith("); no save is whole yet; training goes on, and the next save tries again")
         assert "Traceback" not in log
-        assert Checkpoints(kept).newest().iteration == 36
+        assert Checkpoints(kept).newest().iteration == 20
 
 
 @pytest.mark.long

@@ -204,13 +204,13 @@ def test_an_image_that_broke_weighs_nothing_on_any_layout(folder: Path, uninterr
     image.write_bytes(whole[:50])
     try:
         two, one = (
-            train(folder, f"broken-{plan}", plan, ranks, 4) for plan, ranks in (("two.json", 2), ("one.json", 1))
+            train(folder, f"broken-{plan}", plan, ranks, 2) for plan, ranks in (("two.json", 2), ("one.json", 1))
         )
     finally:
         image.write_bytes(whole)
-    assert [line["samples"] for line in two] == [line["samples"] for line in uninterrupted]
+    assert [line["samples"] for line in two] == [line["samples"] for line in uninterrupted[:2]]
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
-    assert any(two[n]["loss"] != pytest.approx(uninterrupted[n]["loss"], rel=1e-6) for n in range(4))
+    assert any(two[n]["loss"] != pytest.approx(uninterrupted[n]["loss"], rel=1e-6) for n in range(2))
 
 
 def test_a_rank_on_which_nothing_trains_takes_part(folder: Path) -> None:
