@@ -185,7 +185,7 @@ LAUNCHES = {
     "tensor and pipeline": Launch(4, 2, 2, seed=45, count=4, layerless=1, hearing=3, filming=3),
     "data and pipeline": Launch(4, 1, 2, seed=46, count=8, hearing=6, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=47, count=14, hearing=8, is_long=True),
-    "data and tensor": Launch(4, 2, 1, seed=48, count=3, hearing=2, filming=2),
+    "data and tensor": Launch(4, 2, 1, seed=248, count=12, hearing=4, filming=2, is_long=True),
 }
 LAUNCHES |= {
     f"{name}, more": replace(one, seed=one.seed + 200, count=4 * one.count, hearing=2 * one.hearing, is_long=True)
