@@ -165,7 +165,8 @@ def test_converted_weights_are_checked_and_answer(pair: str, families: dict[str,
         assert "all answered" in run_ranks("cards.run", 1, words, server=machine)
 
 
-@pytest.mark.parametrize("machine", short([CARDS, ENGINE_CARDS], [CARDS]), ids=["local", "engine"])
+@pytest.mark.long
+@pytest.mark.parametrize("machine", [CARDS, ENGINE_CARDS], ids=["local", "engine"])
 def test_every_part_of_the_verdict_runs(machine: str, tmp_path: Path) -> None:
     """Of `benchmarks/gpu.py`, all with small models: in one process but for what needs two ranks, or another number of
     hardware queues; each is within its limit but for seconds and bytes, which these cards do not have."""

@@ -98,7 +98,7 @@ def test_a_log_that_nobody_can_keep_ends_no_run(folder: Path) -> None:
 
 
 def test_random_flags_are_refused_in_a_line_or_obeyed(folder: Path, is_long: bool) -> None:
-    count = 120 if is_long else 20
+    count = 120 if is_long else 12
     found = flags.run(folder, count=count, seed=23)
     assert found.total() == count
     assert found["trained"] >= count // 8

@@ -24,7 +24,7 @@ from tests.slurm_cluster import Cluster, missing, slurm, until
 REASON = missing()
 pytestmark = [pytest.mark.starts, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
 PYTHON = str(ROOT / "tests/warm_python.py")
-SAMPLES, ITERATIONS = 60, 36
+SAMPLES, ITERATIONS = 60, 24
 SIGNALLED = {"COLD_MODULES": "omnibal_ext.launch.torchrun", "PYTHON_EXEC": PYTHON}
 """The launcher hands a signal to the children of torchrun, which therefore is no fork of another process."""
 ODD = "a b  'c' \"d\" $(touch oh) `touch oh` \\ * é"
@@ -144,23 +144,39 @@ def test_two_tasks_train_by_one_plan_and_words_arrive_as_they_were_written(folde
     assert not (ROOT / "oh").exists()
 
 
-def test_a_job_that_is_signalled_and_then_preempted_ends_with_the_weights_of_an_undisturbed_one(
+def test_a_job_that_is_signalled_ends_with_the_weights_of_an_undisturbed_one(
     cluster: Cluster, folder: Path, undisturbed: tuple[list[float], dict[str, torch.Tensor]]
 ) -> None:
-    """First the signal that `#SBATCH --signal=B:USR1@180` asks of Slurm, sent by us."""
-    job, log = train(cluster, folder, "disturbed", 6, **SIGNALLED), folder / "disturbed.log"  # slow, as it saves often
-    until(lambda: log.exists() and "after iteration 3/" in log.read_text(), 240)
-    cluster.run("scancel", "--batch", "--signal=USR1", job)
-    until(lambda: cluster.job(job)["Restarts"] == "1", 120)
-    assert "saving a checkpoint, then job" in log.read_text()
-    before = saved(folder, "disturbed")
-    assert 3 <= before < ITERATIONS, logs(folder)
-    until(lambda: saved(folder, "disturbed") > before, 240)
+    """By the signal that `#SBATCH --signal=B:USR1@180` asks of Slurm, sent by us."""
+    job = signalled(cluster, folder, "disturbed")
+    assert cluster.wait(job) == {"COMPLETED"}, logs(folder)
+    assert cluster.job(job)["Restarts"] == "1", logs(folder)
+    check_equal(result(folder, "disturbed"), undisturbed)
+
+
+@pytest.mark.long
+def test_a_job_that_is_then_preempted_does_too(
+    cluster: Cluster, folder: Path, undisturbed: tuple[list[float], dict[str, torch.Tensor]]
+) -> None:
+    job = signalled(cluster, folder, "preempted")
+    before = saved(folder, "preempted")
+    until(lambda: saved(folder, "preempted") > before, 240)
     urgent = cluster.submit("--partition=high", "--exclusive", "--output=/dev/null", "--wrap", "true")
     assert cluster.wait(urgent) == {"COMPLETED"}
     assert cluster.wait(job) == {"COMPLETED"}, logs(folder)
     assert cluster.job(job)["Restarts"] == "2", logs(folder)
-    check_equal(result(folder, "disturbed"), undisturbed)
+    check_equal(result(folder, "preempted"), undisturbed)
+
+
+def signalled(cluster: Cluster, folder: Path, name: str) -> str:
+    """A job that was told to end amid its iterations, has saved, and is queued again."""
+    job, log = train(cluster, folder, name, 6, **SIGNALLED), folder / f"{name}.log"  # slow, as it saves often
+    until(lambda: log.exists() and "after iteration 3/" in log.read_text(), 240)
+    cluster.run("scancel", "--batch", "--signal=USR1", job)
+    until(lambda: cluster.job(job)["Restarts"] == "1", 120)
+    assert "saving a checkpoint, then job" in log.read_text()
+    assert 3 <= saved(folder, name) < ITERATIONS, logs(folder)
+    return job
 
 
 def test_one_command_trains_a_folder_on_conversations_and_goes_on(cluster: Cluster, folder: Path) -> None:

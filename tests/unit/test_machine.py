@@ -183,14 +183,14 @@ KERNELS: list[tuple[str, int, dict[str, str]]] = [
 @pytest.mark.starts
 def test_kernels_count_where_they_work(tmp_path: Path) -> None:
     """And Megatron finds them. Hopper GPUs were refused by flash-linear-attention at a first backward."""
-    folders = [tmp_path / f"{triton} on {gpu}" for triton, gpu, _ in KERNELS]
-    for folder, (triton, gpu, _) in zip(folders, KERNELS, strict=True):
+    folders = [tmp_path / f"{triton} on {generation}" for triton, generation, _ in KERNELS]
+    for folder, (triton, generation, _) in zip(folders, KERNELS, strict=True):
         for module in ("apex", "fla", "fla/ops", "fla/modules", "triton", *FUNCTIONS):
             (folder / module).mkdir(parents=True)
             function = f"def {FUNCTIONS[module]}: pass\n" if module in FUNCTIONS else ""
             (folder / module / "__init__.py").write_text(function)
         (folder / "triton/__init__.py").write_text(f"__version__ = {triton!r}\n")
-        (folder / "gpu").write_text(str(gpu))
+        (folder / "gpu").write_text(str(generation))
     found = map(json.loads, behind_torch(ASK, folders))
     assert [*found] == [[True, not refused, True, "apex", refused] for *_, refused in KERNELS]
 

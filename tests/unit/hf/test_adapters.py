@@ -18,6 +18,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from tests.distributed.conftest import run_program
 from tests.languages import altered
+from tests.long import short
 from tests.programs import ENGINE, PLAIN
 from tests.unit.hf.models import CLAMPING
 
@@ -30,28 +31,31 @@ UNEVEN = "internvl yarn, groups of heads that two ranks do not share evenly"
 UNEVEN_LINEAR = "qwen3.5 tied, groups of heads of linear attention that two ranks do not share evenly"
 WAYS = {
     "one rank": (
-        1, PLAIN,
-        ("internvl", "gemma 3", "gemma 4", "gemma 4 unified", "qwen3.5-moe", "mistral 3", "paligemma 2",
-         "paddleocr-vl"),
+        1, PLAIN, ("internvl", "gemma 3", "gemma 4", "qwen3.5-moe", "paligemma 2", "paddleocr-vl"),
+        ("gemma 4 unified", "mistral 3"),
     ),
     "two tensor-parallel ranks": (
-        2, PLAIN, ("internvl", UNEVEN, UNEVEN_LINEAR, "internvl qwen3-moe", CLAMPING, "glm-4.1v", "idefics 3"),
+        2, PLAIN, ("internvl", UNEVEN, UNEVEN_LINEAR, CLAMPING), ("internvl qwen3-moe", "glm-4.1v", "idefics 3"),
     ),
-    "two tensor-parallel ranks, Transformer Engine": (2, ENGINE, ("internvl", "qwen2.5-vl")),
+    "two tensor-parallel ranks, Transformer Engine": (2, ENGINE, ("internvl", "qwen2.5-vl"), ()),
 }  # fmt: skip
+"""Ranks, machine, the families that are always tried, and those of the long suite, whose layers others have too."""
+KEPT, FURTHER = ([(way, one) for way, of in WAYS.items() for one in of[at]] for at in (2, 3))
 
 
 @cache
-def differences(way: str) -> dict[str, Any]:
-    ranks, server, families = WAYS[way]
-    return run_program("tests.unit.hf.adapted", ranks, *families, server=server)
+def differences(way: str, often: bool) -> dict[str, Any]:
+    """Of the families that are always tried, or of the others."""
+    ranks, server, *families = WAYS[way]
+    return run_program("tests.unit.hf.adapted", ranks, *families[not often], server=server)
 
 
 @pytest.mark.starts
-@pytest.mark.parametrize(("way", "family"), [(way, one) for way, (_, _, every) in WAYS.items() for one in every])
-def test_a_family_with_adapters_equals_peft(way: str, family: str) -> None:
+@pytest.mark.parametrize("case", short([*KEPT, *FURTHER], KEPT), ids=" ".join)
+def test_a_family_with_adapters_equals_peft(case: tuple[str, str]) -> None:
     """Read from peft's folder, computed, saved by Megatron, written as peft's again and merged."""
-    found = differences(way)[family]
+    way, family = case
+    found = differences(way, case in KEPT)[family]
     assert found["scale"] > 0.5, "adapters that change nothing"
     figures = {name: found[name] for name in ("logits", "loss", "gradients", "merged", "by peft")}
     assert {name: value for name, value in figures.items() if not value < TOLERANCE} == {}

@@ -82,7 +82,7 @@ def test_bytes_are_those_of_playing_every_action(seed: int, schedule: str, pick:
 
 
 @pytest.mark.slow
-@settings(max_examples=int(os.environ.get("CASES", "6")))
+@settings(max_examples=int(os.environ.get("CASES", "3")))
 @given(st.integers(0, 10**6), schedules, st.booleans())
 @example(56, "1f1b", False)  # the fewest ViT layers are not the best ones
 @example(428, "zb_h1", False)
