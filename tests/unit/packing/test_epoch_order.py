@@ -37,7 +37,7 @@ def generated(generator: np.random.Generator) -> tuple[list[int], int, bool, Epo
     return sections, batch, whole, EpochOrder(sections, batch, seed, whole, parts if generator.integers(2) else ())
 
 
-@pytest.mark.parametrize("seed", short(range(10), range(3)))
+@pytest.mark.parametrize("seed", short(range(10), [0]))
 def test_every_pack_runs_once_an_epoch_over_any_resume(seed: int) -> None:
     generator = np.random.default_rng(seed)
     for _ in range(CASES):
@@ -127,7 +127,7 @@ def run_a_case(folder: Path, generator: np.random.Generator) -> None:
         assert sum(own[sample] for own in seen) == len(seen) * weight
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", short(range(3), [0]))
 def test_every_sample_is_seen_exactly_as_often_as_its_weight_says(tmp_path: Path, seed: int) -> None:
     generator = np.random.default_rng((seed, 7))
     for case in range(WEIGHED // 3):
