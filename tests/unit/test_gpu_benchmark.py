@@ -24,9 +24,9 @@ def result(machine: str, ranks: int, *arguments: str) -> Any:
     return result_of(run_ranks(PROGRAM, ranks, arguments, server=machine))
 
 
-@pytest.fixture(scope="module", params=short([PLAIN, ENGINE], ()), ids=["local", "engine"])
+@pytest.fixture(scope="module", params=short([PLAIN, ENGINE], [PLAIN]), ids=["local", "engine"])
 def machine(request: pytest.FixtureRequest) -> str:
-    """With Transformer Engine or without; the short suite runs them on its cards (tests/cards/test_cards.py)."""
+    """With Transformer Engine or without; the long suite runs them on cards too (tests/cards/test_cards.py)."""
     kind: str = request.param
     return kind
 
