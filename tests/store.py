@@ -203,7 +203,7 @@ def required() -> None:
     """Skip the tests of a module where no server can be run."""
     import pytest
 
-    pytest.importorskip("s3fs")
+    pytest.importorskip("s3fs", exc_type=ImportError)
     try:
         subprocess.run([RCLONE, "version"], check=True, capture_output=True, timeout=120)
     except (OSError, subprocess.SubprocessError) as error:
