@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,7 +135,7 @@ async def _connection(store: Store, reader: asyncio.StreamReader, writer: asynci
             store.now += 1
             store.most = max(store.most, store.now)
             try:
-                if not await _answer(store, request, writer):
+                if not await _answer(store, request, reader, writer):
                     return
             finally:
                 store.now -= 1
@@ -145,14 +145,14 @@ async def _connection(store: Store, reader: asyncio.StreamReader, writer: asynci
         writer.close()
 
 
-async def _answer(store: Store, request: bytes, writer: asyncio.StreamWriter) -> bool:
+async def _answer(store: Store, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
     line = request.partition(b"\r\n")[0].decode()
     method, target, _ = line.split(" ")
     store.seen.append(f"{method} {target}")
     kind, amount = store.fault(len(store.seen) - 1, target.partition("?")[0].removeprefix(f"/{BUCKET}/")) or ("", 0.0)
     await asyncio.sleep(store.delay)
     if kind == "stall":
-        await asyncio.sleep(amount)
+        await _gone(reader, amount)
         return False
     if kind == "slow":
         await asyncio.sleep(amount)
@@ -169,11 +169,18 @@ async def _answer(store: Store, request: bytes, writer: asyncio.StreamWriter) ->
     if kind in ("cut", "hang"):
         writer.write(head + body[: int(len(body) * (amount if kind == "cut" else 0.5))])
         await writer.drain()
-        await asyncio.sleep(amount if kind == "hang" else 0)
+        if kind == "hang":
+            await _gone(reader, amount)
         return False
     writer.write(head + body)
     await writer.drain()
     return True
+
+
+async def _gone(reader: asyncio.StreamReader, seconds: float) -> None:
+    """Wait until who asked has gone, at most so long."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(reader.read(1), seconds)
 
 
 async def _forwarded(store: Store, request: bytes) -> tuple[bytes, bytes]:

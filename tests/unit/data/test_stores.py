@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator
 from concurrent.futures import Future
@@ -39,6 +40,7 @@ from tests.unit.data.test_crc import encoded
 
 store.required()
 import s3fs  # noqa: E402
+from fsspec.asyn import get_loop  # noqa: E402
 
 COUNT = 6
 SAID = turns("<image>\nabc?", "abc")
@@ -62,12 +64,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[store.Store]:
 def served(server: store.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[store.Store]:
     """The store, without faults or anything known of it; retries take hundredths of seconds."""
     stores.head.cache_clear()
-    objects._begun.clear()
     server.seen.clear()
     server.fault, server.delay, server.most, server.sent = lambda number, key: None, 0.0, 0, 0
     monkeypatch.setattr(stores, "WAIT", 0.02)
     yield server
     stores._lost.clear()
+    for key in [*objects._begun]:
+        objects.forget(key)
+    while server.now or any("_tried" in repr(task.get_coro()) for task in asyncio.all_tasks(get_loop())):
+        time.sleep(0.01)  # what was asked for, and is not waited for, would be seen by the next test
 
 
 def pictures(folder: Path, ending: str = "jpg", count: int = COUNT) -> Path:
