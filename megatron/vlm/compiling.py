@@ -29,6 +29,8 @@ def for_any_rows(compiler: Callable[..., Any]) -> Callable[..., Any]:
         if launch is function or not isinstance(function, FunctionType):
             return launch
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
+        if options.get("dynamic"):  # all sizes of all inputs
+            return launch
 
         @wraps(function)
         def launched(*arguments: Any, **named: Any) -> Any:

@@ -11,6 +11,9 @@ import torch
 
 from megatron.vlm import optional, platform
 
+UNREAD: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+"""What autograd is given where a gradient is added already."""
+
 
 def install() -> None:
     """Install all fixes of this module in megatron-core; each has its effect once a process."""
@@ -104,9 +107,17 @@ def patch_weight_gradients() -> None:
 
 
 def added_already(weight: Any) -> torch.Tensor:
-    """Mark a weight whose gradient is in `main_grad`; return a stand-in for autograd, read by nobody or zero."""
+    """Mark a weight whose gradient is in `main_grad`; what autograd is given instead, read by nobody or zero.
+
+    What nobody reads is one memory for all, as those of a whole layer may be there at once (`models/region.py`).
+    """
     weight.grad_added_to_main_grad = True
-    return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
+    if getattr(weight, "zero_out_wgrad", False):
+        return torch.zeros_like(weight)
+    size, kind = weight.numel(), (weight.dtype, weight.device)
+    if kind not in UNREAD or len(UNREAD[kind]) < size:
+        UNREAD[kind] = weight.detach().new_empty(size)
+    return UNREAD[kind][:size].view_as(weight)
 
 
 @cache

@@ -170,10 +170,15 @@ def run_as_kernel(function: Callable[..., Any], *arguments: Any) -> Any:
     return given[0]
 
 
-def compiled(function: Callable[..., Any] | None = None, **_: Any) -> Any:
-    """Takes the place of `torch.compile`: one kernel forward, one backward that computes again what it needs."""
+def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Takes the place of `torch.compile`: one kernel forward, one backward that computes again what it needs.
+
+    Regions of a layer are more than one kernel, and stay as they are.
+    """
     if function is None:
         return compiled
+    if options.get("fullgraph"):
+        return function
 
     def launch(*arguments: Any, **options: Any) -> Any:
         if Count.current is None or Count.current._inside:

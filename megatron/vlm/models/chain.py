@@ -1,6 +1,7 @@
 """The layer chain: builds any of its layers, and knows the shape of the tensor between two layers."""
 
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,12 +32,14 @@ from megatron.vlm.models.language import (
     language_layer_spec,
 )
 from megatron.vlm.models.recompute import recompute_cheap
+from megatron.vlm.models.region import Region, is_fit
 from megatron.vlm.models.vit.clip import clip
 from megatron.vlm.models.vit.layers import shared_rows, vision_layer_spec
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import PART_OF, VISION_NORM, GradientMode, gradient_mode, layer_names, modality_of
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Layer
 from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
@@ -184,7 +187,16 @@ class Chain:
         if recompute:
             recompute_cheap(module)
         module.configure(part, number)
+        is_clipped = isinstance(part, VisionArchitecture) and part.clipped
+        if is_fit(module) and not recompute and not is_clipped:
+            described = part.each_layer[number] if isinstance(part, LanguageArchitecture) else part
+            module.region = self._regions[modality_of(self.kinds[layer]), described]
         return module
+
+    @cached_property
+    def _regions(self) -> defaultdict[tuple[Modality, Layer | VisionArchitecture], Region]:
+        """Compiled forms of layers, by what describes these."""
+        return defaultdict(Region)
 
     def _norms_apart(self, layer: int, recompute: bool) -> bool:
         """Check whether a layer's projections need their inputs computed outside: to recompute, clamp or adapt."""

@@ -13,7 +13,6 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.functional import dropout
 
@@ -33,6 +32,7 @@ from megatron.vlm.models.mixture.beside import beside_builder
 from megatron.vlm.models.mixture.experts import experts_builder
 from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
 from megatron.vlm.models.perceptron import Perceptron
+from megatron.vlm.models.region import RegionLayer
 from megatron.vlm.models.specs import layer_submodules, perceptron_projections, projections, set_projections
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.flow import in_rows
@@ -105,7 +105,7 @@ class WordEmbedding(MegatronModule):
         return tensor_parallel.scatter_to_sequence_parallel_region(whole) if self.sequence_parallel else whole
 
 
-class LanguageLayer(TransformerLayer):
+class LanguageLayer(RegionLayer):
     """Core's transformer layer over a pack: [T, 1, width] -> [T, 1, width]."""
 
     mixer: Attention | LinearAttention
@@ -136,12 +136,7 @@ class LanguageLayer(TransformerLayer):
         if isinstance(self.self_attention, QueriesAlone):
             self.self_attention.taken = extras[-2:]
         with own_draws(self), get_fp8_context(self.config, self.layer_number - 1):
-            out: Tensor = super().forward(
-                hidden,
-                attention_mask=None,
-                packed_seq_params=seen,
-                padding_mask=view.balance if self.routes else None,
-            )[0]
+            out = self.run(hidden, seen, view.balance if self.routes else None)
         out = out if self.input is None else self.input(out, view.words, *extras[:2])
         out = out if self.scalar is None else out * self.scalar
         given = self.self_attention.give() if isinstance(self.self_attention, NormedValues) else ()

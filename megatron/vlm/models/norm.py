@@ -70,8 +70,9 @@ class HeadRMSNorm(torch.nn.RMSNorm):
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalise the last axis; the weight's gradient is summed over the tensor-parallel group."""
         weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.weight)
-        # A key of its own: as a part of what was projected it would keep query and value for backward.
-        hidden = hidden.contiguous()
+        if not torch.compiler.is_compiling():
+            # A key of its own: as a part of what was projected it would keep query and value for backward.
+            hidden = hidden.contiguous()
         if self.centred:
             return _centred(hidden, weight, self.eps)
         return rms_norm(hidden, self.normalized_shape, weight, self.eps)

@@ -24,6 +24,7 @@ from torch import Tensor
 from megatron.vlm import core_patches, platform
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.mixture import groups
+from megatron.vlm.models.region import RegionLayer
 
 
 @dataclass
@@ -124,7 +125,9 @@ class WeightGradients:
         for linear in module.modules():
             if linear in self._attached:
                 continue
-            if isinstance(linear, (ColumnParallelLinear, RowParallelLinear)):
+            if isinstance(linear, RegionLayer):
+                linear.region = None  # gradients of a region's weights are not apart
+            elif isinstance(linear, (ColumnParallelLinear, RowParallelLinear)):
                 self._attached.add(linear)
                 # The one method in which core's linear layers multiply; it says how, with keywords.
                 linear._forward_impl = partial(self._multiply, linear._forward_impl)

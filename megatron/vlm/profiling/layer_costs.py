@@ -199,6 +199,7 @@ class KindMeasurement:
         """Return the bytes of one layer saved for the backward, its input included."""
         module = self._in_mode(mode)
         step = StagePass(self.chain, module, self.packs[0])
+        step.forward()  # what a region keeps while it is tried does not count
         with KeptBytes(module.parameters()) as kept:
             step.forward()
             if step.entering is not None and self.mode != "idle":

@@ -50,6 +50,7 @@ class IsolatedAttention(MegatronModule):
 
     sees_images = False
     """Whether segments are images or windows of them, and not samples."""
+    tokens = 1
 
     def __init__(self, config: TransformerConfig, cap: float | None = None, **_: Any) -> None:
         """Choose the kernel for this configuration; with `cap`, scores x become cap tanh(x / cap)."""
@@ -58,6 +59,7 @@ class IsolatedAttention(MegatronModule):
         name = "sample_by_sample" if cap else choose_kernel(config, self.sees_images)
         _say(name)
         self.kernel = KERNELS.get(name)
+        self.is_one_operation = name == "variable_length"
 
     def forward(
         self,
@@ -107,7 +109,6 @@ class ImageAttention(IsolatedAttention):
     """Attention inside images at native resolution, or inside windows of them."""
 
     sees_images = True
-    tokens = 1
 
 
 class TileAttention(MegatronModule):
@@ -117,6 +118,9 @@ class TileAttention(MegatronModule):
     parallelism rows of zeros fill up until the tensor-parallel group divides them.
     """
 
+    is_one_operation = True
+    """Whether it is one of torch's, which its compiler knows (`models/region.py`)."""
+
     def __init__(self, config: TransformerConfig, tokens: int, **_: Any) -> None:
         super().__init__(config)
         self.tokens = tokens
@@ -125,11 +129,11 @@ class TileAttention(MegatronModule):
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> Tensor:
         """Map query, key, value [tokens * tiles, 1, heads, d] to [rows, 1, heads * d]."""
-        tiles = len(query) // self.tokens
+        tiles = query.shape[0] // self.tokens  # `len` is a number where a region is traced
         by_tile = (t.unflatten(0, (self.tokens, tiles)).squeeze(2).transpose(0, 1) for t in (query, key, value))
         out = by_torch(self, False, *by_tile).transpose(0, 1).flatten(0, 1).unsqueeze(1)
         ranks = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
-        filled: Tensor = FillUp.apply(out, len(out) + -len(out) % ranks) if len(out) % ranks else out
+        filled: Tensor = FillUp.apply(out, len(out) + -len(out) % ranks) if ranks > 1 and len(out) % ranks else out
         return filled
 
 

@@ -18,7 +18,6 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
@@ -36,6 +35,7 @@ from megatron.vlm.models.norm import (
     normalised_heads,
 )
 from megatron.vlm.models.perceptron import Perceptron
+from megatron.vlm.models.region import RegionLayer
 from megatron.vlm.models.specs import layer_submodules, set_projections
 from megatron.vlm.models.tile_rows import SplitHeads
 from omnibal_ext.modalities.modality import VISION, Size
@@ -169,7 +169,7 @@ class VisionAttention(SelfAttention):
         projected, _ = self.linear_qkv(hidden_states)
         heads = projected.view(*projected.shape[:-1], -1, 3 * self.hidden_size_per_attention_head)
         tokens = self.core_attention.tokens
-        query, key, value = SplitHeads.apply(heads, len(heads) // tokens * tokens)
+        query, key, value = SplitHeads.apply(heads, heads.shape[0] // tokens * tokens)
         if isinstance(self.q_layernorm, FullWidthRMSNorm):
             query, key = normalise_together(query, key, self.q_layernorm, self.k_layernorm)
         elif isinstance(self.q_layernorm, HeadRMSNorm):
@@ -178,7 +178,7 @@ class VisionAttention(SelfAttention):
         return query, key, value
 
 
-class VisionLayer(TransformerLayer):
+class VisionLayer(RegionLayer):
     """Core's transformer layer over the rows of a pack: [rows, 1, width] -> [rows, 1, width]."""
 
     whole = False
@@ -196,14 +196,11 @@ class VisionLayer(TransformerLayer):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: Any = None) -> Tensor:
         """Map [rows, 1, width] to [rows, 1, width]; `view`: the pack's at native resolution (`native.View`)."""
-        images = {}
-        if view is not None:
-            images = {"packed_seq_params": view.whole if self.whole else view.windows}
         if self.training and self.drop_path:
             # Outside of what ranks draw for themselves: all rows of a tile go one way, on whatever ranks they are.
             self.self_attn_bda.kept, self.mlp_bda.kept = (self._kept(hidden, batch) for _ in range(2))
         with own_draws(self):
-            return super().forward(hidden, attention_mask=None, **images)[0]
+            return self.run(hidden, view and (view.whole if self.whole else view.windows))
 
     def _kept(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """Draw the factors of this rank's rows of a branch, tile by tile: [rows, 1, 1]. If several ranks encode a pack,

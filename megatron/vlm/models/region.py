@@ -1,0 +1,263 @@
+"""A dense transformer layer as one compiled region: the host makes one call forward and one backward.
+
+    hidden ── norm, query / key / value, their norms, rotation, attention, output, residual, norm, perceptron ──>
+
+Torch's compiler does not follow core's Python, which is run once with tensors that have shapes alone: what is no
+operation on them, tensor parallelism of size 1 among it, is gone, and what lies between two products is one kernel.
+Attention and the gradients of a product are operations that the compiler does not look into; the latter are added to
+`main_grad` where core's linear layers add them, so packs may pass a layer by its region or without.
+
+Layers of one kind in a chain share a region: weights are inputs of it, and so are rows, of any number. It is tried
+before it is used. Layers and packs of which this does not hold run as they are (`is_fit`, `_inputs`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from types import FunctionType
+from typing import Any
+
+import torch
+from megatron.core import jit
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import linear
+
+from megatron.vlm import core_patches, platform
+from megatron.vlm.microbatch import Segments
+from omnibal_ext.output import printable, say
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""How far a region's output and gradients may be from the layer's, by the norm of each: a few roundings."""
+Tensors = tuple[Tensor, ...]
+Inputs = tuple[Tensor, Tensors, tuple[Any, ...]]
+"""Hidden states; the pack's rotation; bounds of its segments, the longest, are they causal: for tiles ()."""
+
+
+class RegionLayer(TransformerLayer):
+    """Core's transformer layer, which may be compiled."""
+
+    region: "Region | None" = None
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and buffers by name."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+    @cached_property
+    def holders(self) -> Sequence[torch.nn.Module]:
+        """The modules that have weights."""
+        return [module for module in self.modules() if module._parameters]
+
+    def run(self, hidden: Tensor, seen: Any, padding_mask: Any = None) -> Tensor:
+        """Map [rows, 1, width] to [rows, 1, width], by the layer's region or core's forward."""
+        out = None if self.region is None else self.region(self, hidden, seen)
+        if out is None:
+            out = super().forward(hidden, attention_mask=None, packed_seq_params=seen, padding_mask=padding_mask)[0]
+        return out
+
+
+def is_fit(layer: Any) -> bool:
+    """Check whether a layer may be a region: dense and of one rank, with core's linear layers, which add gradients to
+    `main_grad` themselves, with an attention that is one operation, and without random numbers."""
+    config, attention = layer.config, getattr(layer.self_attention, "core_attention", None)
+    draws = config.hidden_dropout or config.attention_dropout or getattr(layer, "drop_path", 0)
+    is_cores = config.transformer_impl == "local" and config.tensor_model_parallel_size == 1 and not config.fp8
+    is_on = jit.jit_fuser is not jit.noop_decorator  # --disable-jit-fuser
+    is_one_operation = getattr(attention, "is_one_operation", False) and not hasattr(layer.self_attention, "given")
+    usual = is_on and is_cores and config.gradient_accumulation_fusion and isinstance(layer.mlp, MLP)
+    return bool(usual and is_one_operation and not draws)
+
+
+class Region:
+    """The compiled form of layers of one kind."""
+
+    def __init__(self) -> None:
+        self._passed: dict[tuple[bool, ...], bool] = {}
+        self._layer: Any = None
+
+        @torch._dynamo.nonstrict_trace
+        def traced(inputs: Inputs, weights: Tensors) -> Tensor:
+            return _as_operations(self._layer, inputs, weights)
+
+        def run(inputs: Inputs, weights: Tensors) -> Tensor:
+            return traced(inputs, weights)
+
+        # A code of its own, by which torch keeps and counts what it compiled.
+        own = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
+        self._launch = torch.compile(own, backend=_both_ways, dynamic=True, fullgraph=True)
+        self.is_compiled = self._launch is not own
+
+    def __call__(self, layer: RegionLayer, hidden: Tensor, seen: Any) -> Tensor | None:
+        """Map [rows, 1, width] to the layer's output; None: the layer is to run as it is."""
+        inputs = _inputs(hidden, seen) if self.is_compiled else None
+        if inputs is None:
+            return None
+        for module in layer.holders:
+            for hook in module._forward_pre_hooks.values():  # Megatron's wait for gathered weights
+                hook(module, ())
+        # To the compiler a batch of one is another size, and what needs no gradient another input. Of a layer that is
+        # recomputed both forms are tried in the forward pass, while there is memory.
+        needs, is_one = hidden.requires_grad, hidden.shape[0] == layer.self_attention.core_attention.tokens
+        forms = [(grads, needs, is_one) for grads in (torch.is_grad_enabled(), torch.is_grad_enabled() or needs)]
+        try:
+            for form in forms:
+                if form not in self._passed:
+                    self._passed[form] = self._passes(layer, inputs, form[0])
+            return self._compiled(layer, inputs, tuple(layer.tensors.values())) if self._passed[forms[0]] else None
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler's may be any
+            self._passed |= dict.fromkeys(forms, False)
+            _say(layer, f"run uncompiled: {error}")
+            return None
+
+    def _compiled(self, layer: RegionLayer, inputs: Inputs, weights: Tensors) -> Tensor:
+        self._layer = layer  # not longer than a call: nobody else holds its weights
+        try:
+            out: Tensor = self._launch(inputs, weights)
+            return out
+        finally:
+            self._layer = None
+
+    def _passes(self, layer: RegionLayer, inputs: Inputs, grads: bool) -> bool:
+        """Check whether output and gradients of the compiled layer are the layer's; it is compiled for that."""
+        began = time.perf_counter()
+        with torch.set_grad_enabled(grads):
+            found, expected = (_outcome(run, layer, inputs) for run in (self._compiled, _as_it_is))
+        seconds, apart = time.perf_counter() - began, max(map(_apart, found, expected))
+        passes = apart <= TOLERANCE[inputs[0].dtype]
+        _say(layer, f"are compiled: {seconds:.0f} s" if passes else f"run uncompiled: compiled {apart:.1e} off")
+        return passes
+
+
+def _say(layer: RegionLayer, ends: str) -> None:
+    """Print what became of layers of one kind, on every rank that has them."""
+    words = f"rank {torch.distributed.get_rank()}: layers of {type(layer).__name__} {ends}".split()
+    say(printable(" ".join(words)[:300]))
+
+
+def _both_ways(graph: Any, inputs: Any) -> Any:
+    """Let torch's compiler make what runs backward at once, which would else be made, or fail, in a backward pass."""
+    from torch._inductor.compile_fx import compile_fx
+
+    # The cache of graphs as they are given does not look into a function that is not followed.
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+        return compile_fx(graph, inputs)
+
+
+def _inputs(hidden: Tensor, seen: Segments | None) -> Inputs | None:
+    """Return what a region is given of a pack; None: its attention is more than one operation."""
+    if seen is None:
+        return hidden, (), ()
+    if seen.masks or seen.exchange is not None:
+        return None
+    rotation = tuple(one for one in seen.rotation or () if one is not None)
+    return hidden, rotation, (seen.cu_seqlens_q, seen.max_seqlen_q, seen.causal)
+
+
+class _Body(torch.nn.Module):
+    """Core's forward of a layer that has one of its own."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden: Tensor, seen: Segments | None) -> Tensor:
+        out: Tensor = TransformerLayer.forward(self.layer, hidden, attention_mask=None, packed_seq_params=seen)[0]
+        return out
+
+
+def _as_it_is(layer: Any, inputs: Inputs, weights: Tensors) -> Tensor:
+    """Run core's forward of a layer, with these weights instead of its own."""
+    hidden, rotation, bounds = inputs
+    seen = None
+    if bounds:
+        starts, longest, causal = bounds
+        limits = {"cu_seqlens_q": starts, "cu_seqlens_kv": starts, "max_seqlen_q": longest, "max_seqlen_kv": longest}
+        turn: Any = (*rotation, None)[:3] if rotation else None
+        seen = Segments(qkv_format="sbhd", causal=causal, rotation=turn, **limits)
+    named = {f"layer.{name}": tensor for name, tensor in zip(layer.tensors, weights, strict=True)}
+    out: Tensor = functional_call(_Body(layer), named, (hidden, seen))
+    return out
+
+
+def _as_operations(layer: Any, inputs: Inputs, weights: Tensors) -> Tensor:
+    """Run it with products as torch's compiler is to see them."""
+    linears = [one for one in layer.modules() if isinstance(one, ColumnParallelLinear | RowParallelLinear)]
+    for one in linears:
+        one._forward_impl = _multiply
+    try:
+        return _as_it_is(layer, inputs, weights)
+    finally:
+        for one in linears:
+            del one._forward_impl
+
+
+def _multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
+    product: Tensor = (_Product.apply if weight.requires_grad else linear)(input, weight, bias)
+    return product
+
+
+class _Product(torch.autograd.Function):
+    """A linear layer: rows [..., columns], weight [rows, columns] and bias -> [..., rows]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.has_bias = bias is not None
+        return linear(rows, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        flat = grad.flatten(0, -2)
+        of_rows, of_weight = torch.ops.omnibal.gradients(flat, rows.flatten(0, -2), weight)
+        return of_rows.view_as(rows), of_weight, flat.sum(0) if ctx.has_bias else None
+
+
+def _gradients(grad: Tensor, rows: Tensor, weight: Any) -> Tensors:
+    """Return the gradients of rows [n, columns] and weight; the latter is read by nobody where `main_grad` has it."""
+    of_rows = grad @ weight
+    if getattr(weight, "main_grad", None) is None:
+        return of_rows, grad.t() @ rows
+    platform.add_product(weight.main_grad, grad.t(), rows)
+    return of_rows, core_patches.added_already(weight)
+
+
+LIBRARY = torch.library.Library("omnibal", "DEF")
+LIBRARY.define("gradients(Tensor grad, Tensor rows, Tensor weight) -> (Tensor, Tensor)")
+LIBRARY.impl("gradients", _gradients, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "omnibal::gradients", lambda _, rows, weight: (torch.empty_like(rows), torch.empty_like(weight)), lib=LIBRARY
+)
+
+
+def _outcome(function: Callable[..., Tensor], layer: RegionLayer, inputs: Inputs) -> list[Tensor]:
+    """Return output and gradients of a layer, by leaves that share memory with its input and weights."""
+    leaves: list[Any] = [_leaf(one) for one in (inputs[0], *layer.tensors.values())]
+    for leaf in leaves[1:]:
+        leaf.main_grad, leaf.grad_added_to_main_grad = torch.zeros_like(leaf, dtype=torch.float32), False
+    out = function(layer, (leaves[0], *inputs[1:]), tuple(leaves[1:]))
+    wanted = [leaf for leaf in leaves if leaf.requires_grad and torch.is_grad_enabled()]
+    grads = torch.autograd.grad(out, wanted, inputs[0].detach()) if wanted else ()
+    added = [float(getattr(leaf, "grad_added_to_main_grad", False)) for leaf in wanted]
+    found = (leaf.main_grad if is_there else grad for leaf, grad, is_there in zip(wanted, grads, added, strict=True))
+    return [out, torch.tensor([1.0, *added]), *found]
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """Return a leaf that shares a tensor's memory: a weight if it is one, whose shape the compiler takes for fixed."""
+    alone = tensor.detach()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(alone, tensor.requires_grad)
+    return alone.requires_grad_(tensor.requires_grad)
+
+
+def _apart(mine: Tensor, its: Tensor) -> float:
+    """Return the difference of two tensors by the norm of one; infinite where it is no number."""
+    mine, its = mine.detach().float(), its.detach().float()
+    return float(((mine - its).norm() / its.norm().clamp(min=1e-9)).nan_to_num(torch.inf))
