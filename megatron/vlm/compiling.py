@@ -36,8 +36,8 @@ def for_any_rows(compiler: Callable[..., Any]) -> Callable[..., Any]:
         def launched(*arguments: Any, **named: Any) -> Any:
             if torch.compiler.is_compiling():  # inside another compiled function
                 return function(*arguments, **named)
-            _mark_rows(arguments)
-            _mark_rows(named.values())
+            mark_rows(arguments)
+            mark_rows(named.values())
             return launch(*arguments, **named)
 
         return launched
@@ -45,10 +45,10 @@ def for_any_rows(compiler: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _mark_rows(arguments: Iterable[Any]) -> None:
+def mark_rows(arguments: Iterable[Any]) -> None:
     """Mark axis 0 of tensors as dynamic, not of parameters; "maybe": torch may still specialise it."""
     for one in arguments:
         if type(one) is Tensor:
             torch._dynamo.maybe_mark_dynamic(one, 0)
         elif type(one) is tuple:
-            _mark_rows(one)
+            mark_rows(one)

@@ -27,6 +27,7 @@ from torch.func import functional_call
 from torch.nn.functional import linear
 
 from megatron.vlm import core_patches, platform
+from megatron.vlm.compiling import mark_rows
 from megatron.vlm.microbatch import Segments
 from omnibal_ext.output import printable, say
 
@@ -77,6 +78,9 @@ class Region:
 
     def __init__(self) -> None:
         self._passed: dict[tuple[bool, ...], bool] = {}
+        self._tried: set[object] = set()
+        """Graphs whose numbers are the layer's; no other's are used."""
+        self._ran: object = None
         self._layer: Any = None
 
         @torch._dynamo.nonstrict_trace
@@ -88,7 +92,7 @@ class Region:
 
         # A code of its own, by which torch keeps and counts what it compiled.
         own = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
-        self._launch = torch.compile(own, backend=_both_ways, dynamic=True, fullgraph=True)
+        self._launch = torch.compile(own, backend=self._compile, dynamic=True, fullgraph=True)
         self.is_compiled = self._launch is not own
 
     def __call__(self, layer: RegionLayer, hidden: Tensor, seen: Any) -> Tensor | None:
@@ -107,7 +111,7 @@ class Region:
             for form in forms:
                 if form not in self._passed:
                     self._passed[form] = self._passes(layer, inputs, form[0])
-            return self._compiled(layer, inputs, tuple(layer.tensors.values())) if self._passed[forms[0]] else None
+            return self._by_tried(layer, inputs, forms[0]) if self._passed[forms[0]] else None
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler's may be any
@@ -115,7 +119,35 @@ class Region:
             _say(layer, f"run uncompiled: {error}")
             return None
 
+    def _by_tried(self, layer: RegionLayer, inputs: Inputs, form: tuple[bool, ...]) -> Tensor | None:
+        """Run the layer by a graph that was tried; None: there is none.
+
+        What torch compiles anew, and when, is its own choice: the output of a graph that was not is dropped first.
+        """
+        out, ran = self._compiled(layer, inputs, tuple(layer.tensors.values())), self._ran
+        if ran in self._tried:
+            return out
+        del out
+        passes = self._passes(layer, inputs, form[0])
+        if passes and ran in self._tried:
+            return self._by_tried(layer, inputs, form)
+        if passes:
+            _say(layer, "run uncompiled: what is compiled for a call is not what is for a trial")
+        self._passed[form] = False
+        return None
+
+    def _compile(self, graph: Any, given: Any) -> Callable[..., Any]:
+        """Compile a graph, and let its calls be told from those of others."""
+        made = _both_ways(graph, given)
+
+        def noted(*arguments: Any) -> Any:
+            self._ran = made
+            return made(*arguments)
+
+        return noted
+
     def _compiled(self, layer: RegionLayer, inputs: Inputs, weights: Tensors) -> Tensor:
+        self._ran = None
         self._layer = layer  # not longer than a call: nobody else holds its weights
         try:
             out: Tensor = self._launch(inputs, weights)
@@ -130,6 +162,8 @@ class Region:
             found, expected = (_outcome(run, layer, inputs) for run in (self._compiled, _as_it_is))
         seconds, apart = time.perf_counter() - began, max(map(_apart, found, expected))
         passes = apart <= TOLERANCE[inputs[0].dtype]
+        if passes:
+            self._tried.add(self._ran)
         _say(layer, f"are compiled: {seconds:.0f} s" if passes else f"run uncompiled: compiled {apart:.1e} off")
         return passes
 
@@ -239,9 +273,13 @@ torch.library.register_fake(
 def _outcome(function: Callable[..., Tensor], layer: RegionLayer, inputs: Inputs) -> list[Tensor]:
     """Return output and gradients of a layer, by leaves that share memory with its input and weights."""
     leaves: list[Any] = [_leaf(one) for one in (inputs[0], *layer.tensors.values())]
+    # Small functions mark rows in place, and the compiler takes a mark that it has not seen for another input, but not
+    # one that is missing: all are marked here, and the pack's own tensors as little as without a trial.
+    own: Any = tuple(tuple(one.detach() if isinstance(one, Tensor) else one for one in part) for part in inputs[1:])
+    mark_rows((*leaves, *own))
     for leaf in leaves[1:]:
         leaf.main_grad, leaf.grad_added_to_main_grad = torch.zeros_like(leaf, dtype=torch.float32), False
-    out = function(layer, (leaves[0], *inputs[1:]), tuple(leaves[1:]))
+    out = function(layer, (leaves[0], *own), tuple(leaves[1:]))
     wanted = [leaf for leaf in leaves if leaf.requires_grad and torch.is_grad_enabled()]
     grads = torch.autograd.grad(out, wanted, inputs[0].detach()) if wanted else ()
     added = [float(getattr(leaf, "grad_added_to_main_grad", False)) for leaf in wanted]

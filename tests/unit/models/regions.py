@@ -1,7 +1,8 @@
 """regions.py CASE...: models whose layers are compiled regions beside the same that are not, printed as JSON.
 
 Of each case the largest difference of loss or any gradient in `main_grad` over packs of all sizes, the graphs that
-these gave the compiler, the graphs of other packs after them, what was said, and the calls of regions a layer and pack.
+these gave the compiler, those used without a trial, those of other packs after them, what was said, and the calls of
+regions a layer and pack. Small functions are launched as where they are compiled, but not compiled.
 """
 
 import json
@@ -28,28 +29,55 @@ NO_CUDA = {name: getattr(torch.cuda, name) for name in ("is_available", "get_dev
 
 
 def compiled(function: Any = None, **options: Any) -> Any:
-    """Takes the place of `torch.compile`: regions alone are compiled, what else is stays as it is."""
+    """Takes the place of `torch.compile`: regions alone are compiled; what else is has its rows marked."""
     if function is None:
         return partial(compiled, **options)
     if not options.get("fullgraph"):
-        return function
+
+        @wraps(function)
+        def launched(*given: Any, **named: Any) -> Any:  # `for_any_rows` is not there yet
+            return for_any_rows(partial)(function)(*given, **named)
+
+        return launched
     launch = for_any_rows(COMPILE)(function, **options)
 
     @wraps(function)
     def counted(*arguments: Any) -> Any:
         CALLS.append(function)
-        with patch.multiple(torch.cuda, **NO_CUDA), patch.object(compile_fx, "compile_fx", BACKEND[0]):
+        RAN.clear()
+        with patch.multiple(torch.cuda, **NO_CUDA), patch.object(compile_fx, "compile_fx", told_apart):
             return launch(*arguments)
 
     return counted
 
 
+def told_apart(graph: Any, inputs: Any) -> Any:
+    """The case's compiler; what it makes says that it runs."""
+    made = BACKEND[0](graph, inputs)
+
+    def run(*given: Any) -> Any:
+        RAN.append(made)
+        return made(*given)
+
+    return run
+
+
+def outcome(function: Any, *given: Any) -> Any:
+    """Takes the place of a trial's half: which graph it tries."""
+    found = OUTCOME(function, *given)
+    TRIED.update(RAN)
+    return found
+
+
 BACKEND: list[Any] = []
 CALLS: list[Any] = []
+RAN: list[Any] = []
+TRIED: set[Any] = set()
+USED: set[Any] = set()
 SAID: list[str] = []
 torch.compile = compiled
 
-from megatron.vlm.compiling import for_any_rows  # noqa: E402 (the compiler comes first)
+from megatron.vlm.compiling import for_any_rows, mark_rows  # noqa: E402 (the compiler comes first)
 from megatron.vlm.loss import token_loss, weigh_samples  # noqa: E402
 from megatron.vlm.microbatch import Microbatch  # noqa: E402
 from megatron.vlm.models import chain as chains  # noqa: E402
@@ -62,6 +90,32 @@ from megatron.vlm.single import single_process  # noqa: E402
 from omnibal_ext.architectures.presets import PRESETS  # noqa: E402
 from tests import varlen  # noqa: E402
 from tests.distributed import harness  # noqa: E402
+
+OUTCOME, RUN = region._outcome, region.RegionLayer.run
+
+
+def used(layer: Any, *given: Any) -> Any:
+    """Takes the place of a layer's run: by which graph, if by any."""
+    with patch.object(region.Region, "__call__", lambda *called: noted(CALL(*called))):
+        return RUN(layer, *given)
+
+
+CALL = region.Region.__call__
+
+
+def noted(out: Any) -> Any:
+    USED.update(() if out is None else RAN)
+    return out
+
+
+def marked(*given: Any) -> Any:
+    """Takes the place of a region's inputs: of which something else has marked the rows."""
+    found = INPUTS(*given)
+    mark_rows(found or ())
+    return found
+
+
+INPUTS = region._inputs
 
 
 def broken(*_: Any) -> Any:
@@ -95,6 +149,8 @@ CASES: dict[str, dict[str, Any]] = {
     "mixture": {"model": "mixture"},
     "samples": {"kernel": "sample_by_sample"},
     "apart": {"flags": {"gradient_accumulation_fusion": False}},
+    "marked": {"marks": True},
+    "marked later": {"marks": True, "trials": False},
     "broken": {"backend": broken},
     "backward broken": {"backend": aot_autograd(fw_compiler=as_it_is, bw_compiler=broken)},
     "backward wrong": {"backend": aot_autograd(fw_compiler=as_it_is, bw_compiler=wrong)},
@@ -133,10 +189,12 @@ def measure(
     adapted: tuple[str, ...] = (),
     frozen: tuple[str, ...] = (),
     backend: Any = aot_eager,
+    marks: bool = False,
+    trials: bool = True,
     flags: dict[str, Any] | None = None,
     words: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """A case; `again`: layers are computed again."""
+    """A case; `again`: layers are computed again; `marks`: rows of inputs are marked, and, if so, in `trials`."""
     architecture, BACKEND[:] = harness.MODELS[model], [backend]
     varlen.on_cpu()
     PRESETS[model] = architecture
@@ -144,6 +202,10 @@ def measure(
         single_process(model, words) as inputs,
         patch.object(core_attention, "choose_kernel", lambda *_: kernel),
         patch.object(region, "say", SAID.append),
+        patch.object(region, "_outcome", outcome),
+        patch.object(region, "_inputs", marked if marks else INPUTS),
+        patch.object(region, "mark_rows", mark_rows if trials else lambda _: None),
+        patch.object(region.RegionLayer, "run", used),
     ):
         vars(inputs.args).update({"gradient_accumulation_fusion": True, **(flags or {})})
         layers = [layer for layer, kind in enumerate(architecture.chain) if kind in ("vit", "llm")]
@@ -159,6 +221,8 @@ def measure(
         with patch.object(chains, "is_fit", lambda _: False):
             expected = run(packs, new())
         before, CALLS[:], chain = graphs(), [], new()
+        TRIED.clear()
+        USED.clear()
         found = run(packs, chain)
         first, calls = graphs() - before, len(CALLS)
         run(harness.sample_packs("one of many", model=model), chain)
@@ -166,6 +230,7 @@ def measure(
         return {
             "difference": difference(found, expected),
             "graphs": first,
+            "untried": len(USED - TRIED),
             "more": graphs() - before - first,
             "said": [SAID.pop(0) for _ in SAID[:]],
             "calls": calls / runs,

@@ -21,7 +21,7 @@ from megatron.vlm.pipeline.weight_gradients import WeightGradients
 from tests.distributed import harness
 from tests.programs import ROOT, environment
 
-ALIKE = ("dense", "recomputed", "adapted", "native", "windows", "mixture", "apart")
+ALIKE = ("dense", "recomputed", "adapted", "native", "windows", "mixture", "apart", "marked")
 LONG = ("frozen", "gated", "samples", "half")
 REFUSED = ("broken", "backward broken", "backward wrong", "copied")
 
@@ -30,7 +30,7 @@ REFUSED = ("broken", "backward broken", "backward wrong", "copied")
 def found(is_long: bool) -> dict[str, dict[str, Any]]:
     """Of every case of the program, in one start."""
     command = [sys.executable, "-P", "-W", "ignore", str(ROOT / "tests/unit/models/regions.py")]
-    command += [*ALIKE, *REFUSED, *(LONG if is_long else ())]
+    command += [*ALIKE, *REFUSED, "marked later", *(LONG if is_long else ())]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr[-3000:]
     answer: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
@@ -53,9 +53,21 @@ def test_packs_of_other_sizes_compile_nothing_anew(found: dict[str, dict[str, An
     assert {name: one["more"] for name, one in found.items() if one["more"]} == {}
     graphs = {name: one["graphs"] for name, one in found.items()}
     assert graphs.pop("recomputed") == 6
-    assert graphs.pop("adapted") == 7
+    assert graphs.pop("adapted") == 5
+    assert graphs.pop("marked later") == 6
     assert max(graphs.values()) == 3
     assert graphs["apart"] == 0
+
+
+@pytest.mark.starts
+def test_what_trains_is_what_was_tried(found: dict[str, dict[str, Any]]) -> None:
+    """Also where small functions, which mark rows of what they are given, saw the inputs before; where trials do not
+    see the marks (`marked later`) the compiler is given other graphs than theirs, which are not used."""
+    assert {name: one["untried"] for name, one in found.items() if one["untried"]} == {}
+    assert {name: len(found[name]["said"]) for name in ALIKE} == {name: found[name]["graphs"] for name in ALIKE}
+    later = found["marked later"]
+    assert later["difference"] == 0
+    assert later["said"][-1].endswith("run uncompiled: what is compiled for a call is not what is for a trial")
 
 
 @pytest.mark.starts
@@ -78,7 +90,7 @@ def test_what_fails_or_gives_other_numbers_is_not_used(found: dict[str, dict[str
         said = found[name]["said"]
         assert len(said) == 3
         assert all(line.startswith("rank 0: layers of ") and " run uncompiled: " in line for line in said)
-    others = (line for name, one in found.items() if name not in REFUSED for line in one["said"])
+    others = (line for name, one in found.items() if name not in (*REFUSED, "marked later") for line in one["said"])
     assert all(" are compiled: " in line for line in others)
 
 
@@ -166,12 +178,38 @@ def test_what_fails_later_runs_uncompiled_unless_memory_is_short(
     assert capsys.readouterr().out == "rank 0: layers of VisionLayer run uncompiled: no such kernel\n"
 
 
+@pytest.mark.parametrize("helps", [True, False])
+def test_an_output_by_a_graph_that_was_not_tried_is_dropped_until_it_is(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, helps: bool
+) -> None:
+    layer: Any = chain.build(layers_of(chain, "vit")[0])
+    one, ran = layer.region, []
+    one.is_compiled, one._passed, one._tried = True, {(True, False, False): True}, {"first"}
+
+    def launch(*_: Any) -> Tensor:
+        one._ran = "second"
+        ran.append("launched")
+        return torch.full((1,), len(ran))
+
+    def passes(*_: Any) -> bool:
+        ran.append("tried")
+        one._tried |= {"second"} if helps else set()
+        return True
+
+    monkeypatch.setattr(one, "_launch", launch)
+    monkeypatch.setattr(one, "_passes", passes)
+    out = one(layer, torch.randn(34, 1, 32), None)
+    assert ran == ["launched", "tried", *["launched"] * helps]
+    assert out == 3 if helps else out is None
+    assert one._passed == {(True, False, False): helps}
+
+
 def test_weights_that_are_gathered_are_waited_for(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     """Megatron waits in hooks of the modules that hold weights, which a region does not call."""
     seen: list[torch.nn.Module] = []
     layer: Any = chain.build(layers_of(chain, "vit")[0])
     layer.mlp.linear_fc1.register_forward_pre_hook(lambda module, _: seen.append(module))
-    layer.region.is_compiled, layer.region._passed = True, {(True, False, False): True}
+    layer.region.is_compiled, layer.region._passed, layer.region._tried = True, {(True, False, False): True}, {None}
     monkeypatch.setattr(layer.region, "_launch", lambda *_: torch.ones(1))
     layer.region(layer, torch.randn(34, 1, 32), None)
     assert seen == [layer.mlp.linear_fc1]
