@@ -11,9 +11,6 @@ import torch
 
 from megatron.vlm import optional, platform
 
-UNREAD: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-"""What autograd is given where a gradient is added already."""
-
 
 def install() -> None:
     """Install all fixes of this module in megatron-core; each has its effect once a process."""
@@ -106,18 +103,10 @@ def patch_weight_gradients() -> None:
     cls.forward, cls.backward = staticmethod(forward), staticmethod(backward)
 
 
-def added_already(weight: Any) -> torch.Tensor:
-    """Mark a weight whose gradient is in `main_grad`; what autograd is given instead, read by nobody or zero.
-
-    What nobody reads is one memory for all, as those of a whole layer may be there at once (`models/region.py`).
-    """
+def added_already(weight: Any, unread: Callable[..., torch.Tensor] = torch.empty_like) -> torch.Tensor:
+    """Mark a weight whose gradient is in `main_grad`; return a stand-in for autograd, `unread` by all or zero."""
     weight.grad_added_to_main_grad = True
-    if getattr(weight, "zero_out_wgrad", False):
-        return torch.zeros_like(weight)
-    size, kind = weight.numel(), (weight.dtype, weight.device)
-    if kind not in UNREAD or len(UNREAD[kind]) < size:
-        UNREAD[kind] = weight.detach().new_empty(size)
-    return UNREAD[kind][:size].view_as(weight)
+    return (torch.zeros_like if getattr(weight, "zero_out_wgrad", False) else unread)(weight)
 
 
 @cache

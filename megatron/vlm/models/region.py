@@ -33,6 +33,7 @@ from omnibal_ext.output import printable, say
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far a region's output and gradients may be from the layer's, by the norm of each: a few roundings."""
+UNREAD: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 Tensors = tuple[Tensor, ...]
 Inputs = tuple[Tensor, Tensors, tuple[Any, ...]]
 """Hidden states; the pack's rotation; bounds of its segments, the longest, are they causal: for tiles ()."""
@@ -259,7 +260,15 @@ def _gradients(grad: Tensor, rows: Tensor, weight: Any) -> Tensors:
     if getattr(weight, "main_grad", None) is None:
         return of_rows, grad.t() @ rows
     platform.add_product(weight.main_grad, grad.t(), rows)
-    return of_rows, core_patches.added_already(weight)
+    return of_rows, core_patches.added_already(weight, _unread)
+
+
+def _unread(weight: Tensor) -> Tensor:
+    """Return one memory for all gradients that nobody reads: those of a whole layer are there at once."""
+    size, kind = weight.numel(), (weight.dtype, weight.device)
+    if kind not in UNREAD or len(UNREAD[kind]) < size:
+        UNREAD[kind] = weight.detach().new_empty(size)
+    return UNREAD[kind][:size].view_as(weight)
 
 
 LIBRARY = torch.library.Library("omnibal", "DEF")

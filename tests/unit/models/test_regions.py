@@ -218,7 +218,7 @@ def test_weights_that_are_gathered_are_waited_for(chain: Chain, monkeypatch: pyt
 @pytest.mark.parametrize("seed", range(2))
 def test_the_gradients_of_products_are_added_or_given(seed: int) -> None:
     """What autograd is given instead shares one memory, which grows to the largest."""
-    core_patches.UNREAD.clear()
+    region.UNREAD.clear()
     generator = torch.Generator().manual_seed(seed)
     unread = []
     for columns in (4, 2, 6):
@@ -232,9 +232,11 @@ def test_the_gradients_of_products_are_added_or_given(seed: int) -> None:
         assert weight.grad_added_to_main_grad
         assert torch.allclose(weight.main_grad, 1 + of_weight)
         unread.append(dummy)
+        apart = [dummy, *(core_patches.added_already(weight) for _ in range(2))]  # core's layers share none
+        assert len({one.data_ptr() for one in apart}) == 3
         assert dummy.shape == weight.shape
     assert unread[0].data_ptr() == unread[1].data_ptr() != unread[2].data_ptr()
-    assert core_patches.UNREAD[torch.float32, unread[0].device].numel() == 18
+    assert region.UNREAD[torch.float32, unread[0].device].numel() == 18
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
