@@ -13,7 +13,7 @@ before it is used. Layers and packs of which this does not hold run as they are 
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import FunctionType
 from typing import Any
 
@@ -44,15 +44,21 @@ class RegionLayer(TransformerLayer):
 
     region: "Region | None" = None
 
-    @cached_property
+    @property
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and buffers by name."""
-        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        """Weights and buffers by name, as they are now: another may have taken a weight's place."""
+        return {
+            f"{path}{name}": one
+            for path, module in self.holders
+            for name, one in (*module._parameters.items(), *module._buffers.items())
+            if one is not None
+        }
 
     @cached_property
-    def holders(self) -> Sequence[torch.nn.Module]:
-        """The modules that have weights."""
-        return [module for module in self.modules() if module._parameters]
+    def holders(self) -> Sequence[tuple[str, torch.nn.Module]]:
+        """The modules that have weights or buffers, behind what their names begin with."""
+        named = ((f"{path}." if path else "", one) for path, one in self.named_modules())
+        return [(path, one) for path, one in named if one._parameters or one._buffers]
 
     def run(self, hidden: Tensor, seen: Any, padding_mask: Any = None) -> Tensor:
         """Map [rows, 1, width] to [rows, 1, width], by the layer's region or core's forward."""
@@ -85,11 +91,11 @@ class Region:
         self._layer: Any = None
 
         @torch._dynamo.nonstrict_trace
-        def traced(inputs: Inputs, weights: Tensors) -> Tensor:
-            return _as_operations(self._layer, inputs, weights)
+        def traced(inputs: Inputs, weights: Tensors, adds: bool) -> Tensor:
+            return _as_operations(self._layer, inputs, weights, adds)
 
-        def run(inputs: Inputs, weights: Tensors) -> Tensor:
-            return traced(inputs, weights)
+        def run(inputs: Inputs, weights: Tensors, adds: bool) -> Tensor:
+            return traced(inputs, weights, adds)
 
         # A code of its own, by which torch keeps and counts what it compiled.
         own = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
@@ -98,17 +104,17 @@ class Region:
 
     def __call__(self, layer: RegionLayer, hidden: Tensor, seen: Any) -> Tensor | None:
         """Map [rows, 1, width] to the layer's output; None: the layer is to run as it is."""
-        inputs = _inputs(hidden, seen) if self.is_compiled else None
+        inputs = _inputs(hidden, seen) if self.is_compiled and not _is_watched() else None
         if inputs is None:
             return None
-        for module in layer.holders:
-            for hook in module._forward_pre_hooks.values():  # Megatron's wait for gathered weights
-                hook(module, ())
         # To the compiler a batch of one is another size, and what needs no gradient another input. Of a layer that is
         # recomputed both forms are tried in the forward pass, while there is memory.
         needs, is_one = hidden.requires_grad, hidden.shape[0] == layer.self_attention.core_attention.tokens
         forms = [(grads, needs, is_one) for grads in (torch.is_grad_enabled(), torch.is_grad_enabled() or needs)]
         try:
+            for _, module in layer.holders:
+                for hook in module._forward_pre_hooks.values():  # Megatron's wait for gathered weights
+                    hook(module, ())
             for form in forms:
                 if form not in self._passed:
                     self._passed[form] = self._passes(layer, inputs, form[0])
@@ -151,22 +157,39 @@ class Region:
         self._ran = None
         self._layer = layer  # not longer than a call: nobody else holds its weights
         try:
-            out: Tensor = self._launch(inputs, weights)
+            out: Tensor = self._launch(inputs, weights, _adds(layer))
             return out
         finally:
             self._layer = None
 
     def _passes(self, layer: RegionLayer, inputs: Inputs, grads: bool) -> bool:
         """Check whether output and gradients of the compiled layer are the layer's; it is compiled for that."""
-        began = time.perf_counter()
-        with torch.set_grad_enabled(grads):
-            found, expected = (_outcome(run, layer, inputs) for run in (self._compiled, _as_it_is))
-        seconds, apart = time.perf_counter() - began, max(map(_apart, found, expected))
+        began, apart = time.perf_counter(), None
+        try:
+            with torch.set_grad_enabled(grads):
+                found, expected = (_outcome(run, layer, inputs) for run in (self._compiled, _as_it_is))
+                apart = max(map(_apart, found, expected))
+        except torch.OutOfMemoryError:
+            pass  # what was there is freed behind this
+        if apart is None:
+            _say(layer, "run uncompiled: no memory to try")
+            return False
+        seconds = time.perf_counter() - began
         passes = apart <= TOLERANCE[inputs[0].dtype]
         if passes:
             self._tried.add(self._ran)
         _say(layer, f"are compiled: {seconds:.0f} s" if passes else f"run uncompiled: compiled {apart:.1e} off")
         return passes
+
+
+def _is_watched() -> bool:
+    """Check whether hooks replace what autograd keeps: a product's backward would find no weight, but what is one."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _adds(layer: RegionLayer) -> bool:
+    """Check whether gradients of products go to `main_grad`."""
+    return any(weight.requires_grad and hasattr(weight, "main_grad") for weight in layer.tensors.values())
 
 
 def _say(layer: RegionLayer, ends: str) -> None:
@@ -220,11 +243,11 @@ def _as_it_is(layer: Any, inputs: Inputs, weights: Tensors) -> Tensor:
     return out
 
 
-def _as_operations(layer: Any, inputs: Inputs, weights: Tensors) -> Tensor:
+def _as_operations(layer: Any, inputs: Inputs, weights: Tensors, adds: bool) -> Tensor:
     """Run it with products as torch's compiler is to see them."""
     linears = [one for one in layer.modules() if isinstance(one, ColumnParallelLinear | RowParallelLinear)]
     for one in linears:
-        one._forward_impl = _multiply
+        one._forward_impl = partial(_multiply, adds)
     try:
         return _as_it_is(layer, inputs, weights)
     finally:
@@ -232,8 +255,10 @@ def _as_operations(layer: Any, inputs: Inputs, weights: Tensors) -> Tensor:
             del one._forward_impl
 
 
-def _multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
-    product: Tensor = (_Product.apply if weight.requires_grad else linear)(input, weight, bias)
+def _multiply(adds: bool, input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
+    if not weight.requires_grad:
+        return linear(input, weight, bias)
+    product: Tensor = _Product.apply(input, weight, bias, adds)
     return product
 
 
@@ -241,24 +266,29 @@ class _Product(torch.autograd.Function):
     """A linear layer: rows [..., columns], weight [rows, columns] and bias -> [..., rows]."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, adds: bool) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.has_bias = bias is not None
+        ctx.has_bias, ctx.adds = bias is not None, adds
         return linear(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         flat = grad.flatten(0, -2)
-        of_rows, of_weight = torch.ops.omnibal.gradients(flat, rows.flatten(0, -2), weight)
-        return of_rows.view_as(rows), of_weight, flat.sum(0) if ctx.has_bias else None
+        of_rows, of_weight = torch.ops.omnibal.gradients(flat, rows.flatten(0, -2), weight, ctx.adds)
+        return of_rows.view_as(rows), of_weight, flat.sum(0) if ctx.has_bias else None, None
 
 
-def _gradients(grad: Tensor, rows: Tensor, weight: Any) -> Tensors:
-    """Return the gradients of rows [n, columns] and weight; the latter is read by nobody where `main_grad` has it."""
+def _gradients(grad: Tensor, rows: Tensor, weight: Any, adds: bool) -> Tensors:
+    """Return the gradients of rows [n, columns] and weight; if it `adds` the latter to `main_grad`, nobody reads it.
+
+    Raises RuntimeError where this is not the weight that has it: the gradient would be lost.
+    """
     of_rows = grad @ weight
-    if getattr(weight, "main_grad", None) is None:
+    if not adds:
         return of_rows, grad.t() @ rows
+    if getattr(weight, "main_grad", None) is None:
+        raise RuntimeError("a compiled layer's gradient has no main_grad to go to: its backward was given a copy")
     platform.add_product(weight.main_grad, grad.t(), rows)
     return of_rows, core_patches.added_already(weight, _unread)
 
@@ -272,10 +302,10 @@ def _unread(weight: Tensor) -> Tensor:
 
 
 LIBRARY = torch.library.Library("omnibal", "DEF")
-LIBRARY.define("gradients(Tensor grad, Tensor rows, Tensor weight) -> (Tensor, Tensor)")
+LIBRARY.define("gradients(Tensor grad, Tensor rows, Tensor weight, bool adds) -> (Tensor, Tensor)")
 LIBRARY.impl("gradients", _gradients, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "omnibal::gradients", lambda _, rows, weight: (torch.empty_like(rows), torch.empty_like(weight)), lib=LIBRARY
+    "omnibal::gradients", lambda _, rows, weight, __: (torch.empty_like(rows), torch.empty_like(weight)), lib=LIBRARY
 )
 
 
@@ -286,8 +316,9 @@ def _outcome(function: Callable[..., Tensor], layer: RegionLayer, inputs: Inputs
     # one that is missing: all are marked here, and the pack's own tensors as little as without a trial.
     own: Any = tuple(tuple(one.detach() if isinstance(one, Tensor) else one for one in part) for part in inputs[1:])
     mark_rows((*leaves, *own))
-    for leaf in leaves[1:]:
-        leaf.main_grad, leaf.grad_added_to_main_grad = torch.zeros_like(leaf, dtype=torch.float32), False
+    for leaf in leaves[1:] if torch.is_grad_enabled() and _adds(layer) else ():
+        if leaf.requires_grad:
+            leaf.main_grad, leaf.grad_added_to_main_grad = torch.zeros_like(leaf, dtype=torch.float32), False
     out = function(layer, (leaves[0], *own), tuple(leaves[1:]))
     wanted = [leaf for leaf in leaves if leaf.requires_grad and torch.is_grad_enabled()]
     grads = torch.autograd.grad(out, wanted, inputs[0].detach()) if wanted else ()

@@ -178,6 +178,48 @@ def test_what_fails_later_runs_uncompiled_unless_memory_is_short(
     assert capsys.readouterr().out == "rank 0: layers of VisionLayer run uncompiled: no such kernel\n"
 
 
+def test_under_hooks_on_what_autograd_keeps_layers_run_as_they_are(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their backward would be given other tensors than the weights that have `main_grad`."""
+    layer: Any = chain.build(layers_of(chain, "vit")[0])
+    layer.region.is_compiled, layer.region._passed, layer.region._tried = True, {(True, False, False): True}, {None}
+    monkeypatch.setattr(layer.region, "_launch", lambda *_: torch.ones(1))
+    hidden = torch.randn(34, 1, 32)
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept.detach(), lambda kept: kept):
+        assert layer.region(layer, hidden, None) is None
+    assert layer.region(layer, hidden, None) is not None
+
+
+def test_a_trial_that_lacks_memory_ends_no_run(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layer: Any = chain.build(layers_of(chain, "vit")[0])
+    layer.region.is_compiled = True
+    monkeypatch.setattr(layer.region, "_launch", raises(torch.OutOfMemoryError("full")))
+    assert layer.region(layer, torch.randn(34, 1, 32), None) is None
+    assert set(layer.region._passed.values()) == {False}
+    assert capsys.readouterr().out == "rank 0: layers of VisionLayer run uncompiled: no memory to try\n"
+
+
+@pytest.mark.parametrize("grads", [True, False])
+def test_a_trial_makes_no_more_gradients_than_it_compares(chain: Chain, grads: bool) -> None:
+    layer: Any = chain.build(layers_of(chain, "vit")[0])
+    layer.self_attention.requires_grad_(False)
+    for weight in layer.parameters():
+        weight.main_grad = torch.zeros_like(weight)
+    seen: dict[str, bool] = {}
+
+    def as_it_is(its: Any, inputs: Any, weights: Any) -> Tensor:
+        seen.update((name, hasattr(one, "main_grad")) for name, one in zip(its.tensors, weights, strict=True))
+        return region._as_it_is(its, inputs, weights)
+
+    with torch.set_grad_enabled(grads):
+        region._outcome(as_it_is, layer, (torch.randn(34, 1, 32), (), ()))
+    wanted = {name for name, one in layer.named_parameters() if one.requires_grad} if grads else set()
+    assert {name for name, has in seen.items() if has} == wanted
+
+
 @pytest.mark.parametrize("helps", [True, False])
 def test_an_output_by_a_graph_that_was_not_tried_is_dropped_until_it_is(
     chain: Chain, monkeypatch: pytest.MonkeyPatch, helps: bool
@@ -213,6 +255,17 @@ def test_weights_that_are_gathered_are_waited_for(chain: Chain, monkeypatch: pyt
     monkeypatch.setattr(layer.region, "_launch", lambda *_: torch.ones(1))
     layer.region(layer, torch.randn(34, 1, 32), None)
     assert seen == [layer.mlp.linear_fc1]
+    layer.mlp.linear_fc1.register_forward_pre_hook(lambda _, given: given[0])  # one that wants what a module is given
+    assert layer.region(layer, torch.randn(34, 1, 32), None) is None
+
+
+def test_a_weight_that_takes_anothers_place_is_read(chain: Chain) -> None:
+    layer: Any = chain.build(layers_of(chain, "llm")[0])
+    names = {name for name, _ in (*layer.named_parameters(), *layer.named_buffers())}
+    assert set(layer.tensors) == names
+    linear = layer.mlp.linear_fc1
+    linear.weight = torch.nn.Parameter(torch.ones_like(linear.weight))
+    assert layer.tensors["mlp.linear_fc1.weight"] is linear.weight
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -224,11 +277,13 @@ def test_the_gradients_of_products_are_added_or_given(seed: int) -> None:
     for columns in (4, 2, 6):
         weight: Any = torch.nn.Parameter(torch.randn(3, columns, generator=generator))
         grad, rows = (torch.randn(5, width, generator=generator) for width in (3, columns))
-        of_rows, of_weight = torch.ops.omnibal.gradients(grad, rows, weight)
+        of_rows, of_weight = torch.ops.omnibal.gradients(grad, rows, weight, False)
         assert torch.allclose(of_rows, grad @ weight)
         assert torch.allclose(of_weight, grad.t() @ rows)
+        with pytest.raises(RuntimeError, match="has no main_grad to go to"):
+            torch.ops.omnibal.gradients(grad, rows, weight, True)
         weight.main_grad, weight.grad_added_to_main_grad = torch.ones(3, columns), False
-        _, dummy = torch.ops.omnibal.gradients(grad, rows, weight)
+        _, dummy = torch.ops.omnibal.gradients(grad, rows, weight, True)
         assert weight.grad_added_to_main_grad
         assert torch.allclose(weight.main_grad, 1 + of_weight)
         unread.append(dummy)
