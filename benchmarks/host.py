@@ -1,6 +1,6 @@
 """Host time of a layer beside the device's: who sets the pace, the one that asks or the one that computes?
 
-    python benchmarks/host.py [MODEL...]
+    python benchmarks/host.py [MODEL...]                          # TORCHDYNAMO_DISABLE=0: whole layers compiled
 
 Layers are built as where there is CUDA (without Transformer Engine, small functions compiled), with so few and narrow
 rows that computing them takes next to nothing: what is left is Python, autograd, the dispatcher and what torch's
@@ -34,6 +34,7 @@ OWN = {
     if name.startswith(ASKED) and "nvtx" not in name and name != "cuda._sleep"
 }
 """What the machine replaces and the compiler asks for, as torch has it."""
+GIVEN = os.environ.get("TORCHDYNAMO_DISABLE", "")
 for name in ("compile", "nn.attention.varlen.varlen_attn"):
     del machine.REPLACED[name]
 machine.install()
@@ -95,6 +96,7 @@ def host_seconds(model: Architecture, layers: int, rounds: int) -> dict[str, tup
     """Forward and backward of each tower's layers."""
     small = narrow(model, layers)
     machine.install()
+    os.environ["TORCHDYNAMO_DISABLE"] = GIVEN
     cards = machine.power_on()
     platform.take_device()
     words = ["--make-vocab-size-divisible-by", "16"]

@@ -11,6 +11,7 @@ Layers of one kind in a chain share a region: weights are inputs of it, and so a
 before it is used. Layers and packs of which this does not hold run as they are (`is_fit`, `_inputs`).
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -69,12 +70,14 @@ class RegionLayer(TransformerLayer):
 
 
 def is_fit(layer: Any) -> bool:
-    """Check whether a layer may be a region: dense and of one rank, with core's linear layers, which add gradients to
-    `main_grad` themselves, with an attention that is one operation, and without random numbers."""
+    """Check whether a layer is to be a region, which `TORCHDYNAMO_DISABLE=0` asks for, and may be: dense and of one
+    rank, with core's linear layers, which add gradients to `main_grad` themselves, with an attention that is one
+    operation, and without random numbers."""
     config, attention = layer.config, getattr(layer.self_attention, "core_attention", None)
     draws = config.hidden_dropout or config.attention_dropout or getattr(layer, "drop_path", 0)
     is_cores = config.transformer_impl == "local" and config.tensor_model_parallel_size == 1 and not config.fp8
-    is_on = jit.jit_fuser is not jit.noop_decorator  # --disable-jit-fuser
+    is_asked = os.environ.get("TORCHDYNAMO_DISABLE") == "0"
+    is_on = is_asked and jit.jit_fuser is not jit.noop_decorator  # --disable-jit-fuser
     is_one_operation = getattr(attention, "is_one_operation", False) and not hasattr(layer.self_attention, "given")
     usual = is_on and is_cores and config.gradient_accumulation_fusion and isinstance(layer.mlp, MLP)
     return bool(usual and is_one_operation and not draws)
@@ -100,11 +103,10 @@ class Region:
         # A code of its own, by which torch keeps and counts what it compiled.
         own = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
         self._launch = torch.compile(own, backend=self._compile, dynamic=True, fullgraph=True)
-        self.is_compiled = self._launch is not own
 
     def __call__(self, layer: RegionLayer, hidden: Tensor, seen: Any) -> Tensor | None:
         """Map [rows, 1, width] to the layer's output; None: the layer is to run as it is."""
-        inputs = _inputs(hidden, seen) if self.is_compiled and not _is_watched() else None
+        inputs = _inputs(hidden, seen) if not _is_watched() else None
         if inputs is None:
             return None
         # To the compiler a batch of one is another size, and what needs no gradient another input. Of a layer that is

@@ -196,10 +196,10 @@ class KindMeasurement:
         return lambda: (sum(recomputed()) - sum(plain()),)
 
     def _kept(self, mode: str) -> float:
-        """Return the bytes of one layer saved for the backward, its input included."""
+        """Return the bytes of one layer saved for the backward, its input included; uncompiled, as under the count's
+        hooks: a compiled layer keeps less, and not every schedule has them."""
         module = self._in_mode(mode)
         step = StagePass(self.chain, module, self.packs[0])
-        step.forward()  # what a region keeps while it is tried does not count
         with KeptBytes(module.parameters()) as kept:
             step.forward()
             if step.entering is not None and self.mode != "idle":

@@ -18,6 +18,7 @@ from megatron.vlm.models.attention import core_attention
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.region import Region
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
+from megatron.vlm.profiling.layer_costs import KindMeasurement
 from tests.distributed import harness
 from tests.programs import ROOT, environment
 
@@ -96,7 +97,8 @@ def test_what_fails_or_gives_other_numbers_is_not_used(found: dict[str, dict[str
 
 @pytest.fixture
 def chain(inputs: TrainingInputs, monkeypatch: pytest.MonkeyPatch) -> Chain:
-    """As where there is CUDA: products add gradients, and a kernel attends over packs."""
+    """As where there is CUDA, and regions are asked for: products add gradients, and a kernel attends over packs."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
     monkeypatch.setattr(core_attention, "choose_kernel", lambda *_: "variable_length")
     chain = harness.build_chain(inputs.args, harness.SMALL)
     for config in chain.configs.values():
@@ -150,10 +152,26 @@ def test_megatrons_switch_of_compiled_functions_is_theirs_too(chain: Chain, monk
     assert chain.build(layers_of(chain, "llm")[0]).region is None
 
 
-def test_nothing_is_compiled_where_the_compiler_is_off(chain: Chain) -> None:
-    layer: Any = chain.build(layers_of(chain, "vit")[0])
-    assert not layer.region.is_compiled
-    assert layer.region(layer, torch.ones(16, 1, 32), None) is None
+@pytest.mark.parametrize("given", [None, "1", ""])
+def test_only_who_asks_has_regions(chain: Chain, monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    layer: Any = chain.build(layers_of(chain, "llm")[0])
+    assert region.is_fit(layer)
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+    if given is not None:
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", given)
+    assert not region.is_fit(layer)
+
+
+def test_what_layers_keep_is_measured_as_where_they_are_no_regions(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan may have a schedule, or a tower, that has none, and they keep less: no plan promises too little."""
+    seen: list[bool] = []
+    monkeypatch.setattr(Region, "_by_tried", lambda *_: seen.append(region._is_watched()))
+    monkeypatch.setattr(Region, "_passes", lambda *_: True)
+    KindMeasurement(harness.get_args(), chain, "vit", {"tiles": 2, "tokens": 16})
+    assert seen
+    assert not any(seen)
 
 
 def raises(error: Exception) -> Callable[..., Tensor]:
@@ -167,7 +185,7 @@ def test_what_fails_later_runs_uncompiled_unless_memory_is_short(
     chain: Chain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     layer: Any = chain.build(layers_of(chain, "vit")[0])
-    layer.region.is_compiled, hidden = True, torch.randn(34, 1, 32)
+    hidden = torch.randn(34, 1, 32)
     layer.region._passed = {(grads, False, False): True for grads in (True, False)}
     monkeypatch.setattr(layer.region, "_launch", raises(torch.OutOfMemoryError("full")))
     with pytest.raises(torch.OutOfMemoryError):
@@ -183,7 +201,7 @@ def test_under_hooks_on_what_autograd_keeps_layers_run_as_they_are(
 ) -> None:
     """Their backward would be given other tensors than the weights that have `main_grad`."""
     layer: Any = chain.build(layers_of(chain, "vit")[0])
-    layer.region.is_compiled, layer.region._passed, layer.region._tried = True, {(True, False, False): True}, {None}
+    layer.region._passed, layer.region._tried = {(True, False, False): True}, {None}
     monkeypatch.setattr(layer.region, "_launch", lambda *_: torch.ones(1))
     hidden = torch.randn(34, 1, 32)
     with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept.detach(), lambda kept: kept):
@@ -195,7 +213,6 @@ def test_a_trial_that_lacks_memory_ends_no_run(
     chain: Chain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     layer: Any = chain.build(layers_of(chain, "vit")[0])
-    layer.region.is_compiled = True
     monkeypatch.setattr(layer.region, "_launch", raises(torch.OutOfMemoryError("full")))
     assert layer.region(layer, torch.randn(34, 1, 32), None) is None
     assert set(layer.region._passed.values()) == {False}
@@ -226,7 +243,7 @@ def test_an_output_by_a_graph_that_was_not_tried_is_dropped_until_it_is(
 ) -> None:
     layer: Any = chain.build(layers_of(chain, "vit")[0])
     one, ran = layer.region, []
-    one.is_compiled, one._passed, one._tried = True, {(True, False, False): True}, {"first"}
+    one._passed, one._tried = {(True, False, False): True}, {"first"}
 
     def launch(*_: Any) -> Tensor:
         one._ran = "second"
@@ -251,7 +268,7 @@ def test_weights_that_are_gathered_are_waited_for(chain: Chain, monkeypatch: pyt
     seen: list[torch.nn.Module] = []
     layer: Any = chain.build(layers_of(chain, "vit")[0])
     layer.mlp.linear_fc1.register_forward_pre_hook(lambda module, _: seen.append(module))
-    layer.region.is_compiled, layer.region._passed, layer.region._tried = True, {(True, False, False): True}, {None}
+    layer.region._passed, layer.region._tried = {(True, False, False): True}, {None}
     monkeypatch.setattr(layer.region, "_launch", lambda *_: torch.ones(1))
     layer.region(layer, torch.randn(34, 1, 32), None)
     assert seen == [layer.mlp.linear_fc1]
