@@ -180,7 +180,9 @@ class Region:
         passes = apart <= TOLERANCE[inputs[0].dtype]
         if passes:
             self._tried.add(self._ran)
-        _say(layer, f"are compiled: {seconds:.0f} s" if passes else f"run uncompiled: compiled {apart:.1e} off")
+        form = f"{len(inputs[0])} rows, with{'' if grads else 'out'} gradients"
+        ends = f"are compiled: {seconds:.0f} s" if passes else f"run uncompiled: compiled {apart:.1e} off"
+        _say(layer, f"{ends} ({form})")
         return passes
 
 
@@ -195,8 +197,9 @@ def _adds(layer: RegionLayer) -> bool:
 
 
 def _say(layer: RegionLayer, ends: str) -> None:
-    """Print what became of layers of one kind, on every rank that has them."""
-    words = f"rank {torch.distributed.get_rank()}: layers of {type(layer).__name__} {ends}".split()
+    """Print what became of layers of one kind, by the number of one of them, on every rank that has them."""
+    which = f"{type(layer).__name__} as number {layer.layer_number}"
+    words = f"rank {torch.distributed.get_rank()}: layers of {which} {ends}".split()
     say(printable(" ".join(words)[:300]))
 
 

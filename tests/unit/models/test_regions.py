@@ -91,6 +91,8 @@ def test_what_fails_or_gives_other_numbers_is_not_used(found: dict[str, dict[str
         said = found[name]["said"]
         assert len(said) == 3
         assert all(line.startswith("rank 0: layers of ") and " run uncompiled: " in line for line in said)
+    forms = [line.rpartition(" rows, ")[2] for line in found["recomputed"]["said"]]
+    assert forms == ["without gradients)", "with gradients)"] * 3
     others = (line for name, one in found.items() if name not in (*REFUSED, "marked later") for line in one["said"])
     assert all(" are compiled: " in line for line in others)
 
@@ -193,7 +195,7 @@ def test_what_fails_later_runs_uncompiled_unless_memory_is_short(
     monkeypatch.setattr(layer.region, "_launch", raises(RuntimeError("no such kernel\n")))
     assert layer.region(layer, hidden, None) is None
     assert layer.region(layer, hidden, None) is None
-    assert capsys.readouterr().out == "rank 0: layers of VisionLayer run uncompiled: no such kernel\n"
+    assert capsys.readouterr().out == "rank 0: layers of VisionLayer as number 1 run uncompiled: no such kernel\n"
 
 
 def test_under_hooks_on_what_autograd_keeps_layers_run_as_they_are(
@@ -216,7 +218,7 @@ def test_a_trial_that_lacks_memory_ends_no_run(
     monkeypatch.setattr(layer.region, "_launch", raises(torch.OutOfMemoryError("full")))
     assert layer.region(layer, torch.randn(34, 1, 32), None) is None
     assert set(layer.region._passed.values()) == {False}
-    assert capsys.readouterr().out == "rank 0: layers of VisionLayer run uncompiled: no memory to try\n"
+    assert capsys.readouterr().out == "rank 0: layers of VisionLayer as number 1 run uncompiled: no memory to try\n"
 
 
 @pytest.mark.parametrize("grads", [True, False])
