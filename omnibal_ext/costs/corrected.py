@@ -10,7 +10,9 @@ from omnibal_ext.costs.profile import LayerCost, Profile
 OTHER, EXCHANGE, UPDATE, WHOLE = "other", "exchange", "update", "whole step"
 """Compared besides the parts of the model: the executor, messages between ranks that share a pack, gradient reduction
 with the optimizer step, and the entire iteration up to its last rank."""
-FORWARD = ("forward_seconds", "forward_fit", "recompute_seconds", "recompute_cheap_seconds")
+FORWARD = (
+    "forward_seconds", "forward_fit", "recompute_seconds", "recompute_cheap_seconds", "split_forward_seconds",
+)  # fmt: skip
 """Fields of `LayerCost` that are scaled by the ratio of forwards."""
 BACKWARD = ("backward_seconds", "backward_fit", "weight_gradient_seconds", "split_backward_seconds", "empty_seconds")
 EXCHANGED = ("exchange_seconds", "exchange_key_seconds")

@@ -63,6 +63,8 @@ IF_KNOWN = (
     *("host_action_seconds", "corrected_by"),
 )
 """Fields that are left out of a file when empty."""
+UNCOMPILED = ("split_forward_seconds", "host_split_forward_seconds", "host_split_backward_seconds")
+"""Fields of a compiled layer's costs where a schedule splits the backward, and it is none; of others left out."""
 ELSEWHERE = {*(one.budget for one in MODALITIES), *ALL.to_record()}
 """Fields of a file that are in `Profile.budgets` and `Profile.trained` here."""
 Fit = tuple[float, float, float]
@@ -93,6 +95,12 @@ class LayerCost:
     """Seconds of W in zero-bubble schedules; None: half of `backward_seconds`."""
     split_backward_seconds: float | None = None
     """Seconds of B and W together in zero-bubble schedules; None: `backward_seconds`."""
+    split_forward_seconds: float | None = None
+    """Seconds of F in zero-bubble schedules, which have no compiled layers; None: `forward_seconds`."""
+    host_split_forward_seconds: float | None = None
+    """Host seconds to launch F there; None: `host_forward_seconds`."""
+    host_split_backward_seconds: float | None = None
+    """Host seconds to launch B and W; None: `host_backward_seconds`."""
     late_bytes: float | None = None
     """Held from B to W: inputs and output gradients of linear layers, recomputed or not; None: as much as before B."""
     empty_seconds: float = 0.0
@@ -117,6 +125,15 @@ class LayerCost:
     def extra_seconds(self) -> float:
         """Seconds that recomputing the layer adds to its backward."""
         return self.forward_seconds if self.recompute_seconds is None else self.recompute_seconds
+
+    def host_seconds(self, split: bool) -> tuple[float, float]:
+        """Return the host's seconds to launch forward and backward; `split`: in a zero-bubble schedule."""
+        pairs = (
+            (self.host_split_forward_seconds, self.host_forward_seconds),
+            (self.host_split_backward_seconds, self.host_backward_seconds),
+        )
+        forward, backward = (whole if own is None or not split else own for own, whole in pairs)
+        return forward, backward
 
     @property
     def saved_bytes(self) -> float:
@@ -235,6 +252,10 @@ class Profile:
         apart = {kind: list(layers) for kind, layers in self.layers_apart.items()}
         budgets = {one.size: self.budget(one.size) for one in MODALITIES}
         record = dataclasses.asdict(self) | lists | {"layers_apart": apart, "budgets": budgets}
+        for cost in (*record["layers"].values(), *record["whole_layers"].values()):
+            for name in UNCOMPILED:
+                if cost[name] is None:
+                    del cost[name]
         return with_budget_keys(in_place(record, {"trained": self.trained.to_record()}), behind="parameters")
 
     def to_record(self) -> dict[str, Any]:

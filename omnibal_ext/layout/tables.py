@@ -169,6 +169,8 @@ def _row(
         load = profile.load_factor(kind, packs).reshape(shape)
         forward = profile.forward_seconds(kind, packs).reshape(shape)
         backward = profile.backward_seconds(kind, packs).reshape(shape)
+    if split_backward and cost.split_forward_seconds is not None:
+        forward = forward * (cost.split_forward_seconds / cost.forward_seconds)
     whole, share = cost.backward_seconds, 0.5
     if split_backward and cost.split_backward_seconds is not None and whole:
         backward, whole = backward * (cost.split_backward_seconds / whole), cost.split_backward_seconds
@@ -181,9 +183,9 @@ def _row(
     transfer = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * cost.output_bytes * load
     recompute = forward * (cost.extra_seconds / cost.forward_seconds)
     late = cost.kept_bytes if cost.late_bytes is None else cost.late_bytes
-    host = cost.host_forward_seconds, cost.host_backward_seconds
-    once = map(np.asarray, (cost.kept_bytes, late, cost.weight_bytes, cost.step_seconds, *host))
-    return forward, backward, weight, transfer, load, *once, recompute
+    once = map(np.asarray, (cost.kept_bytes, late, cost.weight_bytes, cost.step_seconds))
+    host = map(np.asarray, cost.host_seconds(split_backward))
+    return forward, backward, weight, transfer, load, *once, *host, recompute
 
 
 def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -> tuple[Floats, tuple[Floats, ...]]:

@@ -12,8 +12,7 @@ before it is used. Layers and packs of which this does not hold run as they are 
 """
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from types import FunctionType
 from typing import Any
@@ -24,8 +23,8 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.functional import linear
+from torch.nn.utils import stateless
 
 from megatron.vlm import core_patches, platform
 from megatron.vlm.compiling import mark_rows
@@ -70,24 +69,24 @@ class RegionLayer(TransformerLayer):
 
 
 def is_fit(layer: Any) -> bool:
-    """Check whether a layer is to be a region, which `TORCHDYNAMO_DISABLE=0` asks for, and may be: dense and of one
-    rank, with core's linear layers, which add gradients to `main_grad` themselves, with an attention that is one
-    operation, and without random numbers."""
+    """Check whether a layer is to be a region, which `TORCHDYNAMO_DISABLE=0` asks for, and may be: dense, of one rank,
+    with core's linear layers, an attention that is one operation, and no random numbers."""
+    if os.environ.get("TORCHDYNAMO_DISABLE") != "0" or jit.jit_fuser is jit.noop_decorator:  # --disable-jit-fuser
+        return False
     config, attention = layer.config, getattr(layer.self_attention, "core_attention", None)
     draws = config.hidden_dropout or config.attention_dropout or getattr(layer, "drop_path", 0)
     is_cores = config.transformer_impl == "local" and config.tensor_model_parallel_size == 1 and not config.fp8
-    is_asked = os.environ.get("TORCHDYNAMO_DISABLE") == "0"
-    is_on = is_asked and jit.jit_fuser is not jit.noop_decorator  # --disable-jit-fuser
     is_one_operation = getattr(attention, "is_one_operation", False) and not hasattr(layer.self_attention, "given")
-    usual = is_on and is_cores and config.gradient_accumulation_fusion and isinstance(layer.mlp, MLP)
-    return bool(usual and is_one_operation and not draws)
+    return bool(is_cores and isinstance(layer.mlp, MLP) and is_one_operation and not draws)
 
 
 class Region:
     """The compiled form of layers of one kind."""
 
     def __init__(self) -> None:
-        self._passed: dict[tuple[bool, ...], bool] = {}
+        self._is_off = False
+        """Whether it failed, or gave other numbers than a layer."""
+        self._forms: set[tuple[bool, ...]] = set()
         self._tried: set[object] = set()
         """Graphs whose numbers are the layer's; no other's are used."""
         self._ran: object = None
@@ -106,7 +105,7 @@ class Region:
 
     def __call__(self, layer: RegionLayer, hidden: Tensor, seen: Any) -> Tensor | None:
         """Map [rows, 1, width] to the layer's output; None: the layer is to run as it is."""
-        inputs = _inputs(hidden, seen) if not _is_watched() else None
+        inputs = None if self._is_off or _is_watched() else _inputs(hidden, seen)
         if inputs is None:
             return None
         # To the compiler a batch of one is another size, and what needs no gradient another input. Of a layer that is
@@ -117,37 +116,28 @@ class Region:
             for _, module in layer.holders:
                 for hook in module._forward_pre_hooks.values():  # Megatron's wait for gathered weights
                     hook(module, ())
-            for form in forms:
-                if form not in self._passed:
-                    self._passed[form] = self._passes(layer, inputs, form[0])
-            return self._by_tried(layer, inputs, forms[0]) if self._passed[forms[0]] else None
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # a compiler's may be any
-            self._passed |= dict.fromkeys(forms, False)
+            for is_new in (not self._forms.issuperset(forms), True):
+                for form in dict.fromkeys(forms) if is_new else ():
+                    self._try(layer, inputs, form[0])
+                    self._forms.add(form)
+                out = self._compiled(layer, inputs, tuple(layer.tensors.values()))
+                if self._ran in self._tried:
+                    return out
+                del out  # by a graph that was not tried: what torch compiles anew, and when, is its own choice
+            raise RuntimeError("what is compiled for a call is not what is for a trial")
+        except Exception as error:  # a compiler's may be any, or lack memory, which is free again behind this
+            self._is_off = True
             _say(layer, f"run uncompiled: {error}")
             return None
 
-    def _by_tried(self, layer: RegionLayer, inputs: Inputs, form: tuple[bool, ...]) -> Tensor | None:
-        """Run the layer by a graph that was tried; None: there is none.
-
-        What torch compiles anew, and when, is its own choice: the output of a graph that was not is dropped first.
-        """
-        out, ran = self._compiled(layer, inputs, tuple(layer.tensors.values())), self._ran
-        if ran in self._tried:
-            return out
-        del out
-        passes = self._passes(layer, inputs, form[0])
-        if passes and ran in self._tried:
-            return self._by_tried(layer, inputs, form)
-        if passes:
-            _say(layer, "run uncompiled: what is compiled for a call is not what is for a trial")
-        self._passed[form] = False
-        return None
-
     def _compile(self, graph: Any, given: Any) -> Callable[..., Any]:
-        """Compile a graph, and let its calls be told from those of others."""
-        made = _both_ways(graph, given)
+        """Compile a graph, and what runs backward at once, which would else be made, or fail, in a backward pass; let
+        its calls be told from those of others."""
+        from torch._inductor.compile_fx import compile_fx
+
+        # The cache of graphs as they are given does not look into a function that is not followed.
+        with torch._functorch.config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+            made: Any = compile_fx(graph, given)
 
         def noted(*arguments: Any) -> Any:
             self._ran = made
@@ -156,34 +146,26 @@ class Region:
         return noted
 
     def _compiled(self, layer: RegionLayer, inputs: Inputs, weights: Tensors) -> Tensor:
+        # Small functions mark rows in place, and a mark that the compiler has not seen is another input to it.
+        mark_rows(inputs)
         self._ran = None
         self._layer = layer  # not longer than a call: nobody else holds its weights
         try:
-            out: Tensor = self._launch(inputs, weights, _adds(layer))
+            out: Tensor = self._launch(inputs, weights, _adds(layer, weights))
             return out
         finally:
             self._layer = None
 
-    def _passes(self, layer: RegionLayer, inputs: Inputs, grads: bool) -> bool:
-        """Check whether output and gradients of the compiled layer are the layer's; it is compiled for that."""
-        began, apart = time.perf_counter(), None
-        try:
-            with torch.set_grad_enabled(grads):
-                found, expected = (_outcome(run, layer, inputs) for run in (self._compiled, _as_it_is))
-                apart = max(map(_apart, found, expected))
-        except torch.OutOfMemoryError:
-            pass  # what was there is freed behind this
-        if apart is None:
-            _say(layer, "run uncompiled: no memory to try")
-            return False
-        seconds = time.perf_counter() - began
-        passes = apart <= TOLERANCE[inputs[0].dtype]
-        if passes:
-            self._tried.add(self._ran)
-        form = f"{len(inputs[0])} rows, with{'' if grads else 'out'} gradients"
-        ends = f"are compiled: {seconds:.0f} s" if passes else f"run uncompiled: compiled {apart:.1e} off"
-        _say(layer, f"{ends} ({form})")
-        return passes
+    def _try(self, layer: RegionLayer, inputs: Inputs, grads: bool) -> None:
+        """Compare output and gradients of the compiled layer with the layer's. Raises RuntimeError if they differ."""
+        with torch.set_grad_enabled(grads):
+            found, expected = (_outcome(run, layer, inputs) for run in (self._compiled, _as_it_is))
+            apart = max(map(_apart, found, expected))
+        form = f"({len(inputs[0])} rows, with{'' if grads else 'out'} gradients)"
+        if apart > TOLERANCE[inputs[0].dtype]:
+            raise RuntimeError(f"compiled {apart:.1e} off {form}")
+        self._tried.add(self._ran)
+        _say(layer, f"are compiled {form}")
 
 
 def _is_watched() -> bool:
@@ -191,9 +173,10 @@ def _is_watched() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def _adds(layer: RegionLayer) -> bool:
+def _adds(layer: RegionLayer, weights: Iterable[Tensor]) -> bool:
     """Check whether gradients of products go to `main_grad`."""
-    return any(weight.requires_grad and hasattr(weight, "main_grad") for weight in layer.tensors.values())
+    is_fused = layer.config.gradient_accumulation_fusion and torch.is_grad_enabled()
+    return is_fused and any(weight.requires_grad and hasattr(weight, "main_grad") for weight in weights)
 
 
 def _say(layer: RegionLayer, ends: str) -> None:
@@ -201,15 +184,6 @@ def _say(layer: RegionLayer, ends: str) -> None:
     which = f"{type(layer).__name__} as number {layer.layer_number}"
     words = f"rank {torch.distributed.get_rank()}: layers of {which} {ends}".split()
     say(printable(" ".join(words)[:300]))
-
-
-def _both_ways(graph: Any, inputs: Any) -> Any:
-    """Let torch's compiler make what runs backward at once, which would else be made, or fail, in a backward pass."""
-    from torch._inductor.compile_fx import compile_fx
-
-    # The cache of graphs as they are given does not look into a function that is not followed.
-    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
-        return compile_fx(graph, inputs)
 
 
 def _inputs(hidden: Tensor, seen: Segments | None) -> Inputs | None:
@@ -222,18 +196,6 @@ def _inputs(hidden: Tensor, seen: Segments | None) -> Inputs | None:
     return hidden, rotation, (seen.cu_seqlens_q, seen.max_seqlen_q, seen.causal)
 
 
-class _Body(torch.nn.Module):
-    """Core's forward of a layer that has one of its own."""
-
-    def __init__(self, layer: torch.nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, hidden: Tensor, seen: Segments | None) -> Tensor:
-        out: Tensor = TransformerLayer.forward(self.layer, hidden, attention_mask=None, packed_seq_params=seen)[0]
-        return out
-
-
 def _as_it_is(layer: Any, inputs: Inputs, weights: Tensors) -> Tensor:
     """Run core's forward of a layer, with these weights instead of its own."""
     hidden, rotation, bounds = inputs
@@ -243,8 +205,8 @@ def _as_it_is(layer: Any, inputs: Inputs, weights: Tensors) -> Tensor:
         limits = {"cu_seqlens_q": starts, "cu_seqlens_kv": starts, "max_seqlen_q": longest, "max_seqlen_kv": longest}
         turn: Any = (*rotation, None)[:3] if rotation else None
         seen = Segments(qkv_format="sbhd", causal=causal, rotation=turn, **limits)
-    named = {f"layer.{name}": tensor for name, tensor in zip(layer.tensors, weights, strict=True)}
-    out: Tensor = functional_call(_Body(layer), named, (hidden, seen))
+    with stateless._reparametrize_module(layer, dict(zip(layer.tensors, weights, strict=True))):
+        out: Tensor = TransformerLayer.forward(layer, hidden, attention_mask=None, packed_seq_params=seen)[0]
     return out
 
 
@@ -316,23 +278,18 @@ torch.library.register_fake(
 
 def _outcome(function: Callable[..., Tensor], layer: RegionLayer, inputs: Inputs) -> list[Tensor]:
     """Return output and gradients of a layer, by leaves that share memory with its input and weights."""
-    leaves: list[Any] = [_leaf(one) for one in (inputs[0], *layer.tensors.values())]
-    # Small functions mark rows in place, and the compiler takes a mark that it has not seen for another input, but not
-    # one that is missing: all are marked here, and the pack's own tensors as little as without a trial.
-    own: Any = tuple(tuple(one.detach() if isinstance(one, Tensor) else one for one in part) for part in inputs[1:])
-    mark_rows((*leaves, *own))
-    for leaf in leaves[1:] if torch.is_grad_enabled() and _adds(layer) else ():
-        if leaf.requires_grad:
-            leaf.main_grad, leaf.grad_added_to_main_grad = torch.zeros_like(leaf, dtype=torch.float32), False
-    out = function(layer, (leaves[0], *own), tuple(leaves[1:]))
+    hidden, *weights = leaves = [_leaf(one) for one in (inputs[0], *layer.tensors.values())]
     wanted = [leaf for leaf in leaves if leaf.requires_grad and torch.is_grad_enabled()]
-    grads = torch.autograd.grad(out, wanted, inputs[0].detach()) if wanted else ()
+    for weight in set(wanted) - {hidden} if _adds(layer, layer.tensors.values()) else ():
+        weight.main_grad, weight.grad_added_to_main_grad = torch.zeros_like(weight, dtype=torch.float32), False
+    out = function(layer, (hidden, *inputs[1:]), tuple(weights))
+    grads = torch.autograd.grad(out, wanted, hidden.detach()) if wanted else ()
     added = [float(getattr(leaf, "grad_added_to_main_grad", False)) for leaf in wanted]
     found = (leaf.main_grad if is_there else grad for leaf, grad, is_there in zip(wanted, grads, added, strict=True))
     return [out, torch.tensor([1.0, *added]), *found]
 
 
-def _leaf(tensor: Tensor) -> Tensor:
+def _leaf(tensor: Tensor) -> Any:
     """Return a leaf that shares a tensor's memory: a weight if it is one, whose shape the compiler takes for fixed."""
     alone = tensor.detach()
     if isinstance(tensor, torch.nn.Parameter):

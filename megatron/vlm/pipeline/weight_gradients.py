@@ -125,7 +125,7 @@ class WeightGradients:
         for linear in module.modules():
             if linear in self._attached:
                 continue
-            if isinstance(linear, RegionLayer):
+            if isinstance(linear, RegionLayer) and any(weight.requires_grad for weight in linear.parameters()):
                 linear.region = None  # gradients of a region's weights are not apart
             elif isinstance(linear, (ColumnParallelLinear, RowParallelLinear)):
                 self._attached.add(linear)

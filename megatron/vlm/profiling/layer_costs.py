@@ -19,7 +19,7 @@ from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.stage_pass import SplitBackward, StagePass, equal_lengths, synthetic_pack, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind, size_of
-from omnibal_ext.costs.profile import Fit, LayerCost
+from omnibal_ext.costs.profile import UNCOMPILED, Fit, LayerCost
 from omnibal_ext.modalities.language.layer import Layer
 from omnibal_ext.modalities.modality import Budgets
 
@@ -135,7 +135,10 @@ class KindMeasurement:
         added = {mode: each[mode][0] for mode in self.modes}
         extra = {f"{mode}_seconds": max(0.0, taken) for mode, taken in added.items()}
         extra |= {f"{mode}_kept_bytes": self.kept[mode] for mode in self.modes}
-        _, b, w = each.get("split", (None, None, 0.0))
+        f, b, w = each.get("split", (None, None, 0.0))
+        if self.split is not None and f is not None and any(getattr(one, "region", 0) for one in self.module.modules()):
+            host_f, *host_b = (taken / self.count for taken in self.split.timer.host_seconds)
+            extra |= dict(zip(UNCOMPILED, (f, host_f, sum(host_b)), strict=True))
         features = [self._features(pack) for pack in self.packs]
         host_forward, host_backward = (taken / self.count for taken in self.timer.host_seconds)
         return LayerCost(
@@ -196,8 +199,8 @@ class KindMeasurement:
         return lambda: (sum(recomputed()) - sum(plain()),)
 
     def _kept(self, mode: str) -> float:
-        """Return the bytes of one layer saved for the backward, its input included; uncompiled, as under the count's
-        hooks: a compiled layer keeps less, and not every schedule has them."""
+        """Return the bytes of one layer saved for the backward, its input included; uncompiled, as it is under the
+        count's hooks: a compiled layer keeps less, and not every schedule has any."""
         module = self._in_mode(mode)
         step = StagePass(self.chain, module, self.packs[0])
         with KeptBytes(module.parameters()) as kept:

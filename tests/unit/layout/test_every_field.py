@@ -57,7 +57,8 @@ def measured_profile(seed: int) -> Profile:
     costs = {kind: measured_cost(random) for kind in KINDS}
     for kind in ("word_embed", "head"):  # without fits, and with the figures that are left out as often as not
         costs[kind] = replace(costs[kind], forward_fit=None, backward_fit=None, split_backward_seconds=None,
-                              weight_gradient_seconds=None)  # fmt: skip
+                              split_forward_seconds=None, host_split_forward_seconds=None,
+                              host_split_backward_seconds=None, weight_gradient_seconds=None)  # fmt: skip
     seconds, latency, overhead, action, iteration, host = random.uniform(0.2, 0.9, 6).tolist()
     return Profile(
         "tiny", "aa", CHAIN, costs, {"tiles": 4, "tokens": 16}, feature_layers=(1,), carried_after=CARRIED,
@@ -91,8 +92,11 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
         for layer in range(first, end):
             again = layer in LAYOUT.recompute[s]
             cost = profile.layers[CHAIN[layer]]
-            found["host"][0, s] += cost.host_forward_seconds
-            found["host"][1, s] += cost.host_backward_seconds + again * cost.host_forward_seconds
+            uncompiled = (cost.host_split_forward_seconds, cost.host_split_backward_seconds) if split else (None, None)
+            compiled = (cost.host_forward_seconds, cost.host_backward_seconds)
+            launch, back = (b if a is None else a for a, b in zip(uncompiled, compiled, strict=True))
+            found["host"][0, s] += launch
+            found["host"][1, s] += back + again * launch
         for m, pack in enumerate(sizes):
             found["forward"][s, m] += profile.action_seconds
             found["backward"][s, m] += profile.action_seconds * (2 if split else 1)
@@ -137,6 +141,8 @@ def add_layer(
     kind = CHAIN[layer]
     cost, units, stage = profile.layers[kind], load(profile, kind, pack), at[0]
     forward, backward = (seconds(profile, kind, name, pack) for name in ("forward", "backward"))
+    if split and cost.split_forward_seconds is not None:
+        forward *= cost.split_forward_seconds / cost.forward_seconds
     both = cost.backward_seconds
     if split and cost.split_backward_seconds is not None:
         backward, both = backward * cost.split_backward_seconds / both, cost.split_backward_seconds

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial, wraps
 from typing import Any
 from unittest.mock import patch
@@ -82,8 +83,10 @@ from megatron.vlm.loss import token_loss, weigh_samples  # noqa: E402
 from megatron.vlm.microbatch import Microbatch  # noqa: E402
 from megatron.vlm.models import chain as chains  # noqa: E402
 from megatron.vlm.models import region  # noqa: E402
+from megatron.vlm.models.alone import alone  # noqa: E402
 from megatron.vlm.models.attention import core_attention  # noqa: E402
 from megatron.vlm.models.chain import Chain  # noqa: E402
+from megatron.vlm.pipeline import tower  # noqa: E402
 from megatron.vlm.pipeline.stage import Stage  # noqa: E402
 from megatron.vlm.profiling.stage_pass import ModelType, get_model  # noqa: E402
 from megatron.vlm.single import single_process  # noqa: E402
@@ -149,6 +152,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixture": {"model": "mixture"},
     "samples": {"kernel": "sample_by_sample"},
     "apart": {"flags": {"gradient_accumulation_fusion": False}},
+    "tower": {"beside": True},
     "marked": {"marks": True},
     "marked later": {"marks": True, "trials": False},
     "broken": {"backend": broken},
@@ -159,17 +163,26 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def trained(chain: Chain, packs: Sequence[Microbatch], recompute: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The loss, and what is in `main_grad`, of two iterations."""
-    whole = partial(Stage, chain, 0, len(chain.kinds), tuple(recompute))
-    (stage,) = get_model(lambda **_: harness.stirred(whole()), ModelType.encoder_or_decoder)
+    """The loss, and the sums of gradients, of two iterations: `main_grad`, or of a whole chain a replicated tower's."""
+    whole = harness.stirred(Stage(chain, 0, len(chain.kinds), tuple(recompute)))
+    weights: list[Any] = [weight for weight in whole.parameters() if weight.requires_grad]
+    if chain.is_whole:
+        stage, sums = whole, tower._flatten(0, weights, [], True).totals
+    else:
+        (stage,) = get_model(lambda **_: whole, ModelType.encoder_or_decoder)
+        sums = [weight.main_grad for weight in weights]
     for _ in range(2):
-        stage.zero_grad_buffer()
+        for one in sums:
+            one.zero_()
+        for weight in weights:
+            weight.grad_added_to_main_grad = False
         total = torch.zeros(())
         for pack in packs:
             loss, *_ = token_loss("token", pack, stage(weigh_samples("token", pack)))
             loss.backward()
             total += loss.detach()
-    return {"loss": total, **{name: one.main_grad for name, one in stage.named_parameters() if one.requires_grad}}
+    names = (name for name, weight in whole.named_parameters() if weight.requires_grad)
+    return {"loss": total, **dict(zip(names, sums, strict=True))}
 
 
 def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
@@ -189,12 +202,14 @@ def measure(
     adapted: tuple[str, ...] = (),
     frozen: tuple[str, ...] = (),
     backend: Any = aot_eager,
+    beside: bool = False,
     marks: bool = False,
     trials: bool = True,
     flags: dict[str, Any] | None = None,
     words: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """A case; `again`: layers are computed again; `marks`: rows of inputs are marked, and, if so, in `trials`."""
+    """A case; `again`: layers are computed again; `beside`: those of a replicated tower; `marks`: rows of inputs are
+    marked, and, if so, in `trials`."""
     architecture, BACKEND[:] = harness.MODELS[model], [backend]
     varlen.on_cpu()
     PRESETS[model] = architecture
@@ -206,6 +221,7 @@ def measure(
         patch.object(region, "_inputs", marked if marks else INPUTS),
         patch.object(region, "mark_rows", mark_rows if trials else lambda _: None),
         patch.object(region.RegionLayer, "run", used),
+        alone() if beside else nullcontext(),
     ):
         vars(inputs.args).update({"gradient_accumulation_fusion": True, **(flags or {})})
         layers = [layer for layer, kind in enumerate(architecture.chain) if kind in ("vit", "llm")]
@@ -216,7 +232,8 @@ def measure(
             return trained(chain, packs, layers if again else ())
 
         def new() -> Chain:
-            return harness.build_chain(inputs.args, architecture, frozen, adapted)
+            chain = harness.build_chain(inputs.args, architecture, frozen, adapted)
+            return chain.whole() if beside else chain
 
         with patch.object(chains, "is_fit", lambda _: False):
             expected = run(packs, new())
