@@ -174,6 +174,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "threads": os.environ.get("OMP_NUM_THREADS", "1" if processes > 1 else ""),
         **{package: _version(package) for package in KERNELS},
         **({"attention": kernels} if kernels else {}),
+        **({"compiled_layers": True} if platform.compiles_layers() else {}),
         "profiler": PROFILER,
         "model_hash": architecture.hash,
         "sequence_parallel": arguments.sequence_parallel and arguments.tensor_model_parallel_size > 1,

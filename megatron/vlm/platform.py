@@ -308,6 +308,11 @@ def empty_groups_are_left_out() -> bool:
     return HAS_CUDA and torch.cuda.get_device_capability()[0] > 9
 
 
+def compiles_layers() -> bool:
+    """Check whether the user asks for compiled layers (docs/compiled.md)."""
+    return os.environ.get("TORCHDYNAMO_DISABLE") == "0"
+
+
 def multiplies_float8() -> bool:
     """Say whether the device multiplies matrices in float8: GPUs from Ada and Hopper on."""
     return HAS_CUDA and torch.cuda.get_device_capability() >= (8, 9)

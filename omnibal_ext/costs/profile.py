@@ -126,6 +126,20 @@ class LayerCost:
         """Seconds that recomputing the layer adds to its backward."""
         return self.forward_seconds if self.recompute_seconds is None else self.recompute_seconds
 
+    def forward_share(self, split: bool) -> float:
+        """Return the seconds of F as a share of `forward_seconds`; `split`: in a zero-bubble schedule."""
+        own = self.split_forward_seconds if split else None
+        return 1.0 if own is None else own / self.forward_seconds
+
+    def cheap_seconds(self, split: bool) -> float | None:
+        """Return the seconds that recomputing cheap operations adds; `split`: in a zero-bubble schedule. It is measured
+        beside a layer that may be compiled, which that of such a schedule is not."""
+        added, own = self.recompute_cheap_seconds, self.split_forward_seconds
+        if added is None or own is None or not split:
+            return added
+        backward = self.backward_seconds if self.split_backward_seconds is None else self.split_backward_seconds
+        return max(0.0, added - (own + backward - self.forward_seconds - self.backward_seconds))
+
     def host_seconds(self, split: bool) -> tuple[float, float]:
         """Return the host's seconds to launch forward and backward; `split`: in a zero-bubble schedule."""
         pairs = (

@@ -120,7 +120,7 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
         rows[column] = (*rows[column][:-1], rows[column][-1] + extra)
         rows.append(more)
     *by_column, whole = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
-    options = [_option(profile.layers.get(kind), level) for level, kind in columns.options]
+    options = [_option(profile.layers.get(kind), level, split_backward) for level, kind in columns.options]
     shares, saved, saved_late, offered = (np.array(values) for values in zip(*options, strict=True))
     recompute = whole[columns.of_option] * shares[:, None, None]
     figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]
@@ -138,7 +138,7 @@ def _alike(profile: Profile) -> Profile:
     return replace(profile, layers=profile.layers | {kind: replace(cost, **alike) for kind, cost in pair.items()})
 
 
-def _option(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
+def _option(cost: LayerCost | None, level: str, split: bool) -> tuple[float, float, float, bool]:
     """Return what recomputing a layer at `level` ("cheap", "whole") costs and saves: seconds, as a share of those of
     the whole layer; bytes saved until B, and from B to W; whether planners may choose it."""
     if cost is None:
@@ -146,11 +146,12 @@ def _option(cost: LayerCost | None, level: str) -> tuple[float, float, float, bo
     at_once = cost.late_bytes is None
     if level == "whole":
         return 1.0, cost.saved_bytes, cost.saved_bytes * at_once, True
-    seconds, kept = cost.recompute_cheap_seconds, cost.recompute_cheap_kept_bytes
+    seconds, kept = cost.cheap_seconds(split), cost.recompute_cheap_kept_bytes
     if seconds is None or kept is None or kept >= cost.kept_bytes:
         return 0.0, 0.0, 0.0, False
     saved = cost.kept_bytes - kept
-    return seconds / cost.extra_seconds if cost.extra_seconds else 0.0, saved, saved * at_once, True
+    whole = cost.extra_seconds * cost.forward_share(split)
+    return seconds / whole if whole else 0.0, saved, saved * at_once, True
 
 
 def _row(
@@ -169,8 +170,7 @@ def _row(
         load = profile.load_factor(kind, packs).reshape(shape)
         forward = profile.forward_seconds(kind, packs).reshape(shape)
         backward = profile.backward_seconds(kind, packs).reshape(shape)
-    if split_backward and cost.split_forward_seconds is not None:
-        forward = forward * (cost.split_forward_seconds / cost.forward_seconds)
+    forward = forward * cost.forward_share(split_backward)
     whole, share = cost.backward_seconds, 0.5
     if split_backward and cost.split_backward_seconds is not None and whole:
         backward, whole = backward * (cost.split_backward_seconds / whole), cost.split_backward_seconds

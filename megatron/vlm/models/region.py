@@ -11,7 +11,6 @@ Layers of one kind in a chain share a region: weights are inputs of it, and so a
 before it is used. Layers and packs of which this does not hold run as they are (`is_fit`, `_inputs`).
 """
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from types import FunctionType
@@ -71,7 +70,7 @@ class RegionLayer(TransformerLayer):
 def is_fit(layer: Any) -> bool:
     """Check whether a layer is to be a region, which `TORCHDYNAMO_DISABLE=0` asks for, and may be: dense, of one rank,
     with core's linear layers, an attention that is one operation, and no random numbers."""
-    if os.environ.get("TORCHDYNAMO_DISABLE") != "0" or jit.jit_fuser is jit.noop_decorator:  # --disable-jit-fuser
+    if not platform.compiles_layers() or jit.jit_fuser is jit.noop_decorator:  # --disable-jit-fuser
         return False
     config, attention = layer.config, getattr(layer.self_attention, "core_attention", None)
     draws = config.hidden_dropout or config.attention_dropout or getattr(layer, "drop_path", 0)
@@ -213,13 +212,16 @@ def _as_it_is(layer: Any, inputs: Inputs, weights: Tensors) -> Tensor:
 def _as_operations(layer: Any, inputs: Inputs, weights: Tensors, adds: bool) -> Tensor:
     """Run it with products as torch's compiler is to see them."""
     linears = [one for one in layer.modules() if isinstance(one, ColumnParallelLinear | RowParallelLinear)]
+    own = [vars(one).get("_forward_impl") for one in linears]
     for one in linears:
         one._forward_impl = partial(_multiply, adds)
     try:
         return _as_it_is(layer, inputs, weights)
     finally:
-        for one in linears:
+        for one, multiply in zip(linears, own, strict=True):
             del one._forward_impl
+            if multiply is not None:
+                one._forward_impl = multiply
 
 
 def _multiply(adds: bool, input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:

@@ -156,12 +156,16 @@ def add_layer(
     found["backward"][at] += backward + exchange
     found["kept"][at] += cost.kept_bytes * units
     found["late"][at] += (cost.kept_bytes if cost.late_bytes is None else cost.late_bytes) * units
+    once, cheap = cost.forward_seconds, cost.recompute_cheap_seconds
+    if split and cheap is not None and cost.split_forward_seconds is not None:  # beside a layer that is not compiled
+        once = cost.split_forward_seconds
+        cheap -= (once - cost.forward_seconds) + (both - cost.backward_seconds)
     for ids, again, kept in (
-        (LAYOUT.recompute[stage], cost.recompute_seconds, cost.recompute_kept_bytes),
-        (LAYOUT.recompute_cheap[stage], cost.recompute_cheap_seconds, cost.recompute_cheap_kept_bytes),
+        (LAYOUT.recompute[stage], cost.extra_seconds * once / cost.forward_seconds, cost.recompute_kept_bytes),
+        (LAYOUT.recompute_cheap[stage], cheap and max(0, cheap), cost.recompute_cheap_kept_bytes),
     ):
         if layer in ids:
-            found["backward"][at] += forward * (1.0 if again is None else again / cost.forward_seconds)
+            found["backward"][at] += forward * again / once
             found["kept"][at] -= (cost.kept_bytes - kept) * units
             if cost.late_bytes is None:
                 found["late"][at] -= (cost.kept_bytes - kept) * units
