@@ -341,6 +341,7 @@ MACHINE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "devices": lambda patch: patch.setattr(platform, "device_count", lambda: 8),
     "processes": lambda patch: patch.setenv("WORLD_SIZE", "4"),
     "threads": lambda patch: patch.setenv("OMP_NUM_THREADS", "7"),
+    "compiled layers": lambda patch: patch.setenv("TORCHDYNAMO_DISABLE", "0"),
     **{package: partial(another_version, package) for package in PACKAGES},
     "profiler": lambda patch: patch.setattr(profile_layers, "PROFILER", profile_layers.PROFILER + 1),
 }

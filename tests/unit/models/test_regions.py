@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -198,6 +199,16 @@ def test_layers_that_are_no_regions_run_to_the_bit_as_where_nobody_asks(
     assert not none.any()
     assert len(mine) == len(others) > 1
     assert all(map(torch.equal, mine, others))
+
+
+def test_a_call_leaves_products_as_they_were(chain: Chain) -> None:
+    """Of frozen layers, which are regions, those of zero-bubble schedules have methods of their own."""
+    layer: Any = chain.build(layers_of(chain, "vit")[0]).requires_grad_(False)
+    linear = layer.mlp.linear_fc1
+    linear._forward_impl = own = partial(linear._forward_impl)
+    region._as_operations(layer, (torch.randn(34, 1, 32), (), ()), tuple(layer.tensors.values()), False)
+    assert linear._forward_impl is own
+    assert "_forward_impl" not in vars(layer.mlp.linear_fc2)
 
 
 @pytest.mark.parametrize("given", [None, "1", ""])
