@@ -31,6 +31,7 @@ ELSEWHERE = {
     r".*--download": "needs the hub: tests/unit/launch/test_weights.py",
     r".*internvl_sft_1\.2M\.json": "needs their file: tests/unit/packing/test_corpus.py",
     r"python benchmarks/peer_waiting\.py|DIR/bin/python": "installs other trainers, and tests with them",
+    r".*s3://": "needs a store: tests/system/test_stored.py, tests/unit/data/test_stores.py",
     r"swift sft": "needs ms-swift: tests/unit/integrations/test_ms_swift.py",
     r"\w+=\$\(sbatch|(\w+=\S+ )*sbatch|flags=\(": "needs Slurm: tests/system/test_slurm.py",
 }
