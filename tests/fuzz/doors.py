@@ -15,6 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 OURS = {
     ("omnibal_ext/__init__.py", "forget_stale"): "our own sources, to see which compiled functions are of older ones",
+    ("megatron/vlm/data/media/tile_cache.py", "_code"): "our own sources, of which tiles are kept",
     ("omnibal_ext/launch/check.py", "check"): "what a process of ours prints",
     ("omnibal_ext/launch/conversations.py", "check_conversations"): "what a process of ours prints",
     ("omnibal_ext/launch/weights.py", "convert"): "what a process of ours prints",

@@ -36,6 +36,7 @@ WRITERS = ROOT / "omnibal_ext/files"
 """What is written, and locked (tests/unit/files/test_writing.py)."""
 REVIEWED = {
     "omnibal_ext/__init__.py: path.read_bytes()": "sources of ours",
+    "megatron/vlm/data/media/tile_cache.py: path.read_bytes()": "sources of ours",
     "omnibal_ext/__init__.py: stamp.read_text()": "our own note beside them",
     "megatron/vlm/platform.py: cpu.read_text()": "/proc/cpuinfo",
     "megatron/vlm/data/templates.py: TEMPLATES[name].read_text(encoding='utf-8')": "templates of ours",

@@ -1,5 +1,6 @@
 """Tables of a pack: their numbers, zeros where one cannot be read."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,8 @@ class TableReader(RowReader):
         assert isinstance(rule, TableRule)
         return rule.numbers
 
-    def decode(self, sample: Sample, item: Table) -> Tensor:
-        """Read a table. Raises as `InputReader.decode`."""
-        _, path = sample.file(item)
-        with sample.decoding(path):
-            return torch.from_numpy(np.loadtxt(path, np.float32, delimiter=",", ndmin=2)).view(item.rows, self.width)
+    def _decoded(self, root: Path, path: Path, item: Table) -> Tensor:
+        return torch.from_numpy(np.loadtxt(path, np.float32, delimiter=",", ndmin=2)).view(item.rows, self.width)
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
         """tables."""
