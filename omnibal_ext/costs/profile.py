@@ -126,28 +126,27 @@ class LayerCost:
         """Seconds that recomputing the layer adds to its backward."""
         return self.forward_seconds if self.recompute_seconds is None else self.recompute_seconds
 
-    def forward_share(self, split: bool) -> float:
-        """Return the seconds of F as a share of `forward_seconds`; `split`: in a zero-bubble schedule."""
-        own = self.split_forward_seconds if split else None
-        return 1.0 if own is None else own / self.forward_seconds
+    @property
+    def uncompiled(self) -> "LayerCost":
+        """The costs in a zero-bubble schedule, which has no compiled layers.
 
-    def cheap_seconds(self, split: bool) -> float | None:
-        """Return the seconds that recomputing cheap operations adds; `split`: in a zero-bubble schedule. It is measured
-        beside a layer that may be compiled, which that of such a schedule is not."""
-        added, own = self.recompute_cheap_seconds, self.split_forward_seconds
-        if added is None or own is None or not split:
-            return added
+        Recomputing cheap operations is measured beside a layer that may be compiled, so what that saves is subtracted.
+        """
+        forward, host_f, host_b = (getattr(self, name) for name in UNCOMPILED)
+        if forward is None:
+            return self
+        share, cheap, fit = forward / self.forward_seconds, self.recompute_cheap_seconds, self.forward_fit
         backward = self.backward_seconds if self.split_backward_seconds is None else self.split_backward_seconds
-        return max(0.0, added - (own + backward - self.forward_seconds - self.backward_seconds))
-
-    def host_seconds(self, split: bool) -> tuple[float, float]:
-        """Return the host's seconds to launch forward and backward; `split`: in a zero-bubble schedule."""
-        pairs = (
-            (self.host_split_forward_seconds, self.host_forward_seconds),
-            (self.host_split_backward_seconds, self.host_backward_seconds),
+        saved = forward + backward - self.forward_seconds - self.backward_seconds
+        return replace(
+            self,
+            forward_seconds=forward,
+            forward_fit=fit and (share * fit[0], share * fit[1], share * fit[2]),
+            recompute_seconds=self.extra_seconds * share,
+            recompute_cheap_seconds=None if cheap is None else max(0.0, cheap - saved),
+            host_forward_seconds=self.host_forward_seconds if host_f is None else host_f,
+            host_backward_seconds=self.host_backward_seconds if host_b is None else host_b,
         )
-        forward, backward = (whole if own is None or not split else own for own, whole in pairs)
-        return forward, backward
 
     @property
     def saved_bytes(self) -> float:

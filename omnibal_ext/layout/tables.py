@@ -108,7 +108,7 @@ def prefix_sums(per_layer: NDArray) -> NDArray:
 
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
     """Build the tables for packs [iterations, data-parallel ranks, microbatches]; None: all fill the budgets."""
-    profile, columns = _alike(profile), Columns.of(profile)
+    profile, columns = _alike(_uncompiled(profile) if split_backward else profile), Columns.of(profile)
     kinds = columns.kinds
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in kinds]
     rows += [_received(profile, row, kind) for row, kind in zip(rows, kinds, strict=True)]
@@ -120,11 +120,15 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
         rows[column] = (*rows[column][:-1], rows[column][-1] + extra)
         rows.append(more)
     *by_column, whole = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
-    options = [_option(profile.layers.get(kind), level, split_backward) for level, kind in columns.options]
+    options = [_option(profile.layers.get(kind), level) for level, kind in columns.options]
     shares, saved, saved_late, offered = (np.array(values) for values in zip(*options, strict=True))
     recompute = whole[columns.of_option] * shares[:, None, None]
     figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]
     return KindTables(*figures)
+
+
+def _uncompiled(profile: Profile) -> Profile:
+    return replace(profile, layers={kind: cost.uncompiled for kind, cost in profile.layers.items()})
 
 
 def _alike(profile: Profile) -> Profile:
@@ -138,7 +142,7 @@ def _alike(profile: Profile) -> Profile:
     return replace(profile, layers=profile.layers | {kind: replace(cost, **alike) for kind, cost in pair.items()})
 
 
-def _option(cost: LayerCost | None, level: str, split: bool) -> tuple[float, float, float, bool]:
+def _option(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
     """Return what recomputing a layer at `level` ("cheap", "whole") costs and saves: seconds, as a share of those of
     the whole layer; bytes saved until B, and from B to W; whether planners may choose it."""
     if cost is None:
@@ -146,12 +150,11 @@ def _option(cost: LayerCost | None, level: str, split: bool) -> tuple[float, flo
     at_once = cost.late_bytes is None
     if level == "whole":
         return 1.0, cost.saved_bytes, cost.saved_bytes * at_once, True
-    seconds, kept = cost.cheap_seconds(split), cost.recompute_cheap_kept_bytes
+    seconds, kept = cost.recompute_cheap_seconds, cost.recompute_cheap_kept_bytes
     if seconds is None or kept is None or kept >= cost.kept_bytes:
         return 0.0, 0.0, 0.0, False
     saved = cost.kept_bytes - kept
-    whole = cost.extra_seconds * cost.forward_share(split)
-    return seconds / whole if whole else 0.0, saved, saved * at_once, True
+    return seconds / cost.extra_seconds if cost.extra_seconds else 0.0, saved, saved * at_once, True
 
 
 def _row(
@@ -170,7 +173,6 @@ def _row(
         load = profile.load_factor(kind, packs).reshape(shape)
         forward = profile.forward_seconds(kind, packs).reshape(shape)
         backward = profile.backward_seconds(kind, packs).reshape(shape)
-    forward = forward * cost.forward_share(split_backward)
     whole, share = cost.backward_seconds, 0.5
     if split_backward and cost.split_backward_seconds is not None and whole:
         backward, whole = backward * (cost.split_backward_seconds / whole), cost.split_backward_seconds
@@ -183,9 +185,9 @@ def _row(
     transfer = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * cost.output_bytes * load
     recompute = forward * (cost.extra_seconds / cost.forward_seconds)
     late = cost.kept_bytes if cost.late_bytes is None else cost.late_bytes
-    once = map(np.asarray, (cost.kept_bytes, late, cost.weight_bytes, cost.step_seconds))
-    host = map(np.asarray, cost.host_seconds(split_backward))
-    return forward, backward, weight, transfer, load, *once, *host, recompute
+    host = cost.host_forward_seconds, cost.host_backward_seconds
+    once = map(np.asarray, (cost.kept_bytes, late, cost.weight_bytes, cost.step_seconds, *host))
+    return forward, backward, weight, transfer, load, *once, recompute
 
 
 def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -> tuple[Floats, tuple[Floats, ...]]:

@@ -129,7 +129,7 @@ class StorePath(PosixPath):
     def is_dir(self, **_: bool) -> bool:
         """Return whether objects are below this prefix; where they may not be listed, whether it has no ending."""
         try:
-            return bool(_begun(self, partial(_is_prefix, path=self)).result())
+            return bool(_begin(self, partial(_is_prefix, path=self)).result())
         except PermissionError:
             return not self.suffix
 
@@ -138,7 +138,7 @@ class StorePath(PosixPath):
         does not keep as they are, and for those that lie elsewhere."""
         token: str | None = None
         while True:
-            keys, following = _begun(self, partial(_page, path=self, token=token)).result()
+            keys, following = _begin(self, partial(_page, path=self, token=token)).result()
             for key in keys:
                 path = type(self)(f"{self.store}/{key}")
                 if path.key != key or not key.startswith(_prefix(self)) or path.misleads:
@@ -219,7 +219,7 @@ def read_range(path: StorePath, start: int, size: int) -> Range:
 
 def begin_range(path: StorePath, start: int, size: int) -> "Future[Range]":
     """Begin to read a range, beside what this process does."""
-    return _begun(path, partial(_range, path=path, start=start, size=size))
+    return _begin(path, partial(_range, path=path, start=start, size=size))
 
 
 FIRST = 2**15
@@ -275,8 +275,8 @@ def _settings() -> dict[str, Any]:
     from aiobotocore.httpsession import AIOHTTPSession
     from fsspec.config import conf
 
-    class Unled(AIOHTTPSession):
-        """Follows no redirect: an answer may name any host. botocore asks at the region that a store names instead."""
+    class WithoutRedirects(AIOHTTPSession):
+        """A session that follows no redirect, which may name any host; botocore asks at the region that S3 names."""
 
         async def _get_session(self, proxy: str | None) -> Any:
             session = await super()._get_session(proxy)
@@ -286,10 +286,10 @@ def _settings() -> dict[str, Any]:
         logging.getLogger(name).setLevel(logging.WARNING)
     limits = {"connect_timeout": SECONDS / 4, "read_timeout": SECONDS, "retries": {"total_max_attempts": 1}}
     given = conf.get(S3, {}).get("config_kwargs", {})
-    return {"config_kwargs": {"max_pool_connections": AT_ONCE, **limits, **given, "http_session_cls": Unled}}
+    return {"config_kwargs": {"max_pool_connections": AT_ONCE, **limits, **given, "http_session_cls": WithoutRedirects}}
 
 
-def _begun(path: StorePath, work: Callable[[Any], Awaitable[Any]]) -> "Future[Any]":
+def _begin(path: StorePath, work: Callable[[Any], Awaitable[Any]]) -> "Future[Any]":
     """Begin what asks a store."""
     store = _store(path)
     from asyncio import run_coroutine_threadsafe  # which those who read no store need not import

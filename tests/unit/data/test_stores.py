@@ -573,7 +573,7 @@ def test_pages_that_repeat_and_keys_that_are_no_paths_end_in_a_line(monkeypatch:
     def lists(key: str, following: str | None) -> None:
         answer = Future[tuple[list[str], str | None]]()
         answer.set_result(([key], following))
-        monkeypatch.setattr(stores, "_begun", lambda path, work: answer)
+        monkeypatch.setattr(stores, "_begin", lambda path, work: answer)
 
     path = located("s3://bucket/prefix")
     lists("prefix/a", "again")

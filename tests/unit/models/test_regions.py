@@ -253,7 +253,8 @@ def test_a_profile_says_what_layers_take_where_they_are_no_regions(
     assert all((name in record["layers"]["vit"]) == is_asked for name in UNCOMPILED)  # other profiles are as they were
     assert Profile.from_record(record) == profile
     hosts = (1.0, 6.0) if is_asked else (0.5, 0.5)
-    assert (cost.host_seconds(split=False), cost.host_seconds(split=True)) == ((0.5, 0.5), hosts)
+    assert (cost.host_forward_seconds, cost.host_backward_seconds) == (0.5, 0.5)
+    assert (cost.uncompiled.host_forward_seconds, cost.uncompiled.host_backward_seconds) == hosts
 
 
 def raises(error: Exception) -> Callable[..., Tensor]:

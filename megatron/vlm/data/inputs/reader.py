@@ -94,8 +94,8 @@ class InputReader(ABC):
 
     def _kept(self, root: Path, path: Path, item: Any) -> KeptTiles | None:
         """Return the cache's tiles of an input; None: it keeps none."""
-        cut, cache = self._cut(item), self.data.tile_cache
-        if cut is None or cache is None:
+        cache = self.data.tile_cache
+        if cache is None or (cut := self._cut(item)) is None:
             return None
         if not all(is_exact(*file) for file in _marks(root, path, item).items()):
             return None
