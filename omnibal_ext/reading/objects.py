@@ -92,8 +92,8 @@ os.register_at_fork(after_in_child=_begun.clear)  # nobody there would end these
 
 
 def begin(path: StorePath, start: int, size: int) -> Key | None:
-    """Begin to read these bytes, which the next `ObjectFile` that begins there has; None: they are being read, or are
-    too many, and are read when they are used."""
+    """Begin to read bytes for the next `ObjectFile` that starts there; return None if they are being read already, or
+    are too many to be read ahead."""
     key = (path, start)
     if key in _begun or not 0 < size <= WHOLE or in_flight() + size > MOST_AHEAD:
         return None

@@ -100,7 +100,7 @@ class StorePath(PosixPath):
 
     @property
     def misleads(self) -> bool:
-        """Whether it has what others take for a chain of file systems, for a signature, or for the way out."""
+        """Whether its name has "::", "?" or "..", which clients take for chains, versions and the folder above."""
         return "::" in str(self) or "?" in str(self) or ".." in self.parts
 
     def resolve(self, strict: bool = False) -> "StorePath":
@@ -162,8 +162,8 @@ def named_stores() -> frozenset[str]:
 def located(text: str) -> Path:
     """Return the path that a user names on the command line: in a store if it has a scheme, else of a file.
 
-    Raises UserError for what is no object store, for a chain of file systems, and for keys in the name, which would be
-    written down.
+    Raises UserError for what is no object store, for a chain of file systems, and for access keys in the name, which
+    manifests would repeat.
     """
     path = _parsed(text)
     if isinstance(path, StorePath):

@@ -68,7 +68,7 @@ def _open(path: Path, place: Place) -> BinaryIO:
 
 
 def length_of(mark: Mark | None) -> int | None:
-    """Return the bytes of an object in a store by its mark; None: it does not say."""
+    """Return how many bytes an object in a store has, by its mark; None: the mark is a CRC-32, or there is none."""
     return int(mark.partition("-")[0]) if isinstance(mark, str) else None
 
 
